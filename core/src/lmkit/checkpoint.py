@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lmkit.api import Checkpoint, CheckpointError, CheckpointOptions
+from lmkit.contracts.pooling import SETTINGS, WHOLE_MODEL
 
 HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 INDEX = "model.safetensors.index.json"
@@ -20,8 +21,10 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.tensors")
 CONVERT = "write it as safetensors: pip install lmkit-convert; lmkit convert DIRECTORY -o NEW"
 QUANTIZED = "*quant*config.json"  # where producers say how weights are stored that do not say it in config.json
 MODULES = "modules.json"
+FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")  # in the library's order
+TOKENIZER = "tokenizer_config.json"  # where the longest text is said that the transformer's own file does not say
 MAX_MODULES = 16
-MAX_MODULE_BYTES = 1 << 20  # of modules.json and of each module's configuration
+MAX_MODULE_BYTES = 8 << 20  # of modules.json and of each module's configuration
 
 
 def open_checkpoint(ref: str, options: CheckpointOptions) -> Checkpoint | None:
@@ -178,7 +181,8 @@ def download(
 def read_modules(directory: Path) -> tuple[Mapping[str, Any], ...]:
     """What sentence-transformers writes beside a checkpoint, in modules.json and a folder for each module.
 
-    {"type": "Pooling", "path": "1_Pooling", "config": {...}} of each module, in order; () without the file.
+    {"type": "Pooling", "class": "sentence_transformers.models.Pooling", "path": "1_Pooling", "config": {...}} of each
+    module, in order; () without the file. The first one is the whole, of type WHOLE_MODEL, where SETTINGS is a file.
 
     Raises CheckpointError naming the file.
     """
@@ -188,7 +192,11 @@ def read_modules(directory: Path) -> tuple[Mapping[str, Any], ...]:
     listed = _read_small(file)
     if not isinstance(listed, list) or len(listed) > MAX_MODULES:
         raise CheckpointError(f"{file} does not hold a list of at most {MAX_MODULES} modules")
-    return tuple(_module(file, entry) for entry in listed)
+    settings = directory / SETTINGS
+    whole = (
+        {"type": WHOLE_MODEL, "class": "", "path": "", "config": _read_object(settings)} if settings.is_file() else None
+    )
+    return (*([whole] if whole else []), *(_module(file, entry) for entry in listed))
 
 
 def module_paths(directory: Path) -> list[str]:
@@ -200,20 +208,27 @@ def _module(file: Path, entry: Any) -> Mapping[str, Any]:
     kind, path = (entry.get("type"), entry.get("path")) if isinstance(entry, dict) else (None, None)
     if not isinstance(kind, str) or not isinstance(path, str) or path.startswith(("/", "~")) or ".." in path:
         raise CheckpointError(f"{file}: a module needs a type and a path within the checkpoint, got {entry!r:.80}")
+    owner, folder = kind, file.parent / path
     kind = kind.rsplit(".", 1)[-1]
-    folder = file.parent / path
-    names = sorted(folder.glob("sentence_*_config.json")) if kind == "Transformer" else [folder / "config.json"]
-    found = next((name for name in names if name.is_file()), None)
-    config = _read_small(found) if found is not None else {}
+    names = [f"sentence_{name}_config.json" for name in FAMILIES] if kind == "Transformer" else ["config.json"]
+    found = (_read_object(folder / name) for name in names if (folder / name).is_file())
+    config = next((config for config in found if config), {})
+    if kind == "Transformer" and config.get("max_seq_length") is None and (folder / TOKENIZER).is_file():
+        config = {**config, "max_seq_length": _read_object(folder / TOKENIZER).get("model_max_length")}
+    return {"type": kind, "class": owner, "path": path, "config": config}
+
+
+def _read_object(file: Path) -> Mapping[str, Any]:
+    config = _read_small(file)
     if not isinstance(config, dict):
-        raise CheckpointError(f"{found} does not hold a JSON object")
-    return {"type": kind, "path": path, "config": config}
+        raise CheckpointError(f"{file} does not hold a JSON object")
+    return config
 
 
 def _read_small(file: Path) -> Any:
     try:
         if file.stat().st_size > MAX_MODULE_BYTES:
             raise CheckpointError(f"{file} is larger than {MAX_MODULE_BYTES} bytes")
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8"), parse_int=_number)
     except (OSError, ValueError, RecursionError) as e:
         raise CheckpointError(f"{file} cannot be read: {e}") from e

@@ -18,6 +18,7 @@ from lmkit.files import chat_templates, content_of, read_object, read_own
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
+from lmkit_tokenizer_json.lowercase import lower
 from lmkit_tokenizer_json.window import WindowDetokenizer
 
 _LONG = 1024  # characters
@@ -227,6 +228,7 @@ def read_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = (), chat_templa
         raw = RawTokenizer.from_buffer(data)
     except Exception as e:  # the library raises bare Exception
         raise CheckpointError(f"{file} is not a tokenizer: {e}", fix="download or convert it again") from e
+    lower(raw, path)
     settings = read_object(path / "special_tokens_map.json") | read_object(path / "tokenizer_config.json")
     try:
         _add_missing(raw, settings.get("added_tokens_decoder"))
