@@ -77,6 +77,7 @@ from lmkit.contracts.model import (
     NormKind,
     ParamSpec,
     PoolerInfo,
+    Reduction,
     StateTensor,
     WeightRule,
 )
