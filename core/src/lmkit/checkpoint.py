@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.tensors")
 CONVERT = "write it as safetensors: pip install lmkit-convert; lmkit convert DIRECTORY -o NEW"
 QUANTIZED = "*quant*config.json"  # where producers say how weights are stored that do not say it in config.json
 MODULES = "modules.json"
+MAX_HEADER = 100_000_000  # bytes, as the safetensors library has it
 MAX_MODULES = 16
 MAX_MODULE_BYTES = 1 << 20  # of modules.json and of each module's configuration
 
@@ -122,6 +124,26 @@ def weight_files(path: Path) -> list[Path]:
             f"{path / INDEX} names {missing[0]}, which is missing", fix="download the checkpoint again"
         )
     return files
+
+
+def check_headers(files: Sequence[Path]) -> None:
+    """Raises CheckpointError naming a safetensors file that was cut off or whose header cannot be read."""
+    for path in files:
+        try:
+            if not path.is_file():
+                raise ValueError("it is no regular file")
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                (length,) = struct.unpack("<Q", file.read(8))
+                if not 0 < length <= min(MAX_HEADER, size - 8):
+                    raise ValueError(f"its header has {length} bytes, the file {size}")
+                header = json.loads(file.read(length))
+            ends = [value["data_offsets"][1] for name, value in header.items() if name != "__metadata__"]
+            if (missing := max(ends, default=0) + 8 + length - size) > 0:
+                raise ValueError(f"its last {missing} bytes are missing")
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, struct.error) as e:
+            what = f"{path} is damaged or cannot be read: {e}"
+            raise CheckpointError(what, fix="download the checkpoint again") from e
 
 
 def stamp_of(path: Path, files: Sequence[Path] = ()) -> str:
