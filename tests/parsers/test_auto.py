@@ -107,11 +107,12 @@ def test_the_checkpoints_own_templates_are_read(tmp_path: Path) -> None:
     ]
 
 
+PROMPT = "<|im_start|>assistant\n"
 CHATML = (
     "{%- for m in messages %}<|im_start|>{{ m.role }}\n"
     "{%- if m.reasoning_content %}REASONING{% endif %}{{ m.content }}"
     "{%- for c in m.tool_calls or [] %}{% set f = c.function %}CALL{% endfor %}<|im_end|>\n{% endfor %}"
-    "{%- if tools %}{% endif %}{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{%- if tools %}{% endif %}{%- if add_generation_prompt %}" + PROMPT + "{% endif %}"
 )
 JSON = '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}'
 XML = "{% for k, v in f.arguments.items() %}BEGIN{{ v }}END{% endfor %}"
@@ -170,12 +171,12 @@ SHOWN = {  # what the template shows, the model's name or architecture: tool par
     ),
     "plain reasoning": (chatml("", "<seed:think>{{ m.reasoning_content }}</seed:think>"), "X", (None, "seed_oss")),
     "a prompt that opens thinking": (
-        chatml(f"<tool_call>\n{JSON}\n</tool_call>").removesuffix("{% endif %}") + "<think>\n{% endif %}",
+        chatml(f"<tool_call>\n{JSON}\n</tool_call>").replace(PROMPT, PROMPT.rstrip() + "<think>\n"),
         "LlamaForCausalLM", ("hermes", "think")
     ),
     "a prompt that opens thinking, and thinking of the history is cut out": (
-        chatml(f"<TOOLCALL>[{JSON}]</TOOLCALL>").replace("{{ m.content }}", "{{ (m.content or '').split('</think>')[-1] }}")
-        .removesuffix("{% endif %}") + "<think>\n{% endif %}",
+        chatml(f"<TOOLCALL>[{JSON}]</TOOLCALL>").replace(PROMPT, PROMPT.rstrip() + "<think>\n")
+        .replace("{{ m.content }}", "{{ (m.content or '').split('</think>')[-1] }}"),
         "NemotronHForCausalLM", ("nemotron_v2", "nemotron_v3")
     ),
     "nothing of calls": (chatml(), "Qwen3ForCausalLM", (None, "qwen3")),
