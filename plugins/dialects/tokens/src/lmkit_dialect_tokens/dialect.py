@@ -100,6 +100,7 @@ def ask_of(request: GenerateRequest, served: Served) -> TextAsk:
         params=params,
         n=r.n or 1,
         adapter=served.adapter(request.model),
+        prompt_field="token_ids",
         dropped=request.dropped,
         priority=request.priority or 0,
         salt=request.cache_salt,
