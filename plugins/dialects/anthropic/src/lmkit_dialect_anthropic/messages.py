@@ -176,6 +176,7 @@ def _conversation(request: CountRequest, served: Served, reader: Reader) -> Chat
         add_generation_prompt=messages[-1]["role"] != "assistant",
         thinking_budget=budget,
         adapter=served.adapter(r.model),
+        prompt_field="messages",
         dropped=reader.dropped,
     )
 
