@@ -218,13 +218,14 @@ def ask_of(request: CompletionRequest, served: Served) -> TextAsk:
         n=n,
         beams=r.beams(r.best_of or n),
         adapter=served.adapter(r.model),
+        dropped=r.dropped,
         priority=r.priority or 0,
         salt=r.cache_salt,
         resume=r.resume,
-        include_stop=bool(r.include_stop_str_in_output),
+        include_stop=r.includes_stop,
         skip_special=r.skip_special_tokens is not False,
         grammar_field=r.answer_field,
-        last=r.last(served.max_length, max_tokens or _DEFAULT_TOKENS),
+        last=r.last(served, max_tokens or _DEFAULT_TOKENS),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 from lmkit.api import Pooled, PoolingParams
 from lmkit_http.dialect import Dialect, Exchange, Incoming, PoolAsk, ScoreAsk, Served, Turn, scores_of
-from lmkit_http.strict import parse, warnings_header
+from lmkit_http.strict import parse
 
 from lmkit_dialect_pooling.schema import (
     ClassifyRequest,
@@ -41,7 +41,7 @@ class _Answer(Exchange, Generic[Request, Answer]):
         limit = request.truncate_prompt_tokens  # None: longer texts are refused
         self.shared: dict[str, Any] = {
             "limit": served.max_length if limit == -1 else limit, "adapter": served.adapter(request.model),
-            "priority": request.priority or 0,
+            "priority": request.priority or 0, "dropped": request.dropped,
         }  # fmt: skip
         super().__init__(self.make_ask())
         self._created = int(time.time())
@@ -75,7 +75,9 @@ class _Inputs(_Answer[Request, list[Pooled]]):
         request = self.request
         assert isinstance(request, InputRequest)
         special = request.add_special_tokens is not False
-        return PoolAsk(prompts=request.prompts(), params=self.params(), add_special=special, **self.shared)
+        return PoolAsk(
+            prompts=request.prompts(), params=self.params(), add_special=special, prompt_field="input", **self.shared
+        )
 
 
 class Embeddings(_Inputs[EmbeddingRequest]):
@@ -133,7 +135,10 @@ class Score(_Scores[ScoreRequest]):
 
     def make_ask(self) -> ScoreAsk:
         queries, documents = self.request.sides()
-        return ScoreAsk(queries=queries, documents=documents, activation=self.request.activation, **self.shared)
+        return ScoreAsk(
+            queries=queries, documents=documents, activation=self.request.activation, prompt_field="documents",
+            **self.shared,
+        )  # fmt: skip
 
     def body(self, answer: list[float]) -> dict[str, Any]:
         data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(answer)]
@@ -145,7 +150,9 @@ class Rerank(_Scores[RerankRequest]):
 
     def make_ask(self) -> ScoreAsk:
         r = self.request
-        return ScoreAsk(queries=[r.query], documents=r.texts(), activation=r.activation, **self.shared)
+        return ScoreAsk(
+            queries=[r.query], documents=r.texts(), activation=r.activation, prompt_field="documents", **self.shared
+        )
 
     def body(self, answer: list[float]) -> dict[str, Any]:
         """Best first; documents of equal score keep their order."""
@@ -178,9 +185,7 @@ class PoolingDialect(Dialect):
         request = parse(kind, incoming.body, served.max_values, served.lenient)
         served.check_model(request.model)
         request.check()
-        exchange = answer(request, served)
-        exchange.headers |= warnings_header(request.dropped)
-        return exchange
+        return answer(request, served)
 
 
 def _shown(pooled: Pooled, form: str | None) -> str | list[Any]:
