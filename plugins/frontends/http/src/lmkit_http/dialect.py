@@ -81,7 +81,7 @@ class Served:
     pooler: PoolerInfo | None = None  # None: it generates
     about: Mapping[str, Any] = field(default_factory=dict)  # the model itself, as GET /v1/models describes it
     words: Collection[str] = ()  # names and texts in the chat template: what of a message it may read
-    lenient: bool = False  # unknown fields are dropped and named, not refused
+    lenient: bool = True  # unknown fields are dropped and named, not refused
 
     def check_model(self, name: str | None) -> None:
         """Raises UnknownModel. None is the model itself."""
@@ -106,6 +106,11 @@ class Exchange:
         self.ask = ask
         self.headers: dict[str, str] = {}  # of its answer
         self.id = f"{self.id_kind}-{uuid4().hex}"
+
+    @property
+    def dropped(self) -> set[str]:
+        """Fields of the request that were accepted and change nothing. The server names them in a header."""
+        return self.ask.dropped or set()
 
     def turns(self, prepare: Callable[[Ask, str], list[Turn]]) -> list[Turn]:
         """The turns of its ask, whose requests have ids that begin with its own. Who asks several things at once
@@ -150,14 +155,15 @@ class Dialect(ABC):
     routes: ClassVar[tuple[str, ...]] = ()
     light_routes: ClassVar[tuple[str, ...]] = ()  # the same for what the engine is not asked: answered when it is busy
     keeps: ClassVar[bool] = True  # what one request leaves may matter to the next: all come to one process of a server
+    files: ClassVar[bool] = False  # `parse` reads or writes files: it runs in threads that no other dialect waits for
     mark: ClassVar[str | None] = None  # a header by which clients tell it from others that have the same path
     stream_type: ClassVar[str] = "text/event-stream; charset=utf-8"
     stream_end: ClassVar[bytes] = b""  # the last bytes of a stream, after an error, too
 
     @abstractmethod
     def parse(self, incoming: Incoming, served: Served) -> Exchange | Answer | Incoming:
-        """CPU work only. What it makes of a request for another dialect is answered as if that had come; one that does
-        not keep anything hands on to such others only.
+        """CPU work only, except in a dialect that declares `files`. What it makes of a request for another dialect is
+        answered as if that had come; one that does not keep anything hands on to such others only.
 
         Raises RequestError, which names the field.
         """
