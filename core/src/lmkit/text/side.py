@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -158,7 +158,7 @@ class TextSide:
         skip_special: bool = True,
         single_call: bool = False,
         constrained: bool = False,
-        whole_calls: bool = False,
+        whole_calls: bool | Collection[str] = False,
     ) -> OutputStream:
         """The stream of one choice. `parse=False`: all output is text (completions, reasoning is not separated).
 

@@ -9,7 +9,7 @@ Streamed and whole replies use the same object, so they cannot differ.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from lmkit.api import (
@@ -84,7 +84,8 @@ class OutputStream:
     usage: Usage
     show_stop: bool = False  # include the stop string or stop token in the text
     single_call: bool = False  # end after the first tool call
-    whole_calls: bool = False  # give a call when it is complete, and the text of one that was cut as content
+    # calls of these tools (True: all) are given when they are complete, and the text of one that was cut as content
+    whole_calls: bool | Collection[str] = False
     finished: bool = False
     must_abort: bool = False
     token_ids: list[int] = field(default_factory=list)
@@ -96,8 +97,9 @@ class OutputStream:
     _cut: bool = False  # the first call is complete and was to be the only one
     _stop: str | None = None  # the stop string that was found in the content
     _call: int | None = None  # the index of the open call
-    _held_call: list[ToolStart | ToolArgs] = field(default_factory=list)  # the open call, with `whole_calls`
-    _num_whole: int = 0  # calls that were given, with `whole_calls`
+    _call_events: list[ToolStart | ToolArgs] = field(default_factory=list)  # of the open call, not given yet
+    _holds_call: bool = False  # the open call is one of `whole_calls`
+    _num_calls: int = 0  # calls that were given, with `whole_calls`
     _cut_call: bool = False  # see Finish
     _pending: list[tuple[int, TokenLogprob]] = field(default_factory=list)  # (offset, entry) not yet given
 
@@ -172,12 +174,12 @@ class OutputStream:
 
     def _text(self, text: str, events: list[OutputEvent]) -> str | None:
         """Passes new text on; returns the stop string that was found."""
+        began, self._made = self._made, self._made + len(text)
         if self.usage.completion_tokens < self.params.min_tokens:
-            self._exempt = self._made + len(text)
+            self._exempt = self._made
         stop: str | None = None
         if self._stops_first:
-            text, stop = self.stops.feed(text, max(0, self._exempt - self._made))
-        self._made += len(text)
+            text, stop = self.stops.feed(text, max(0, self._exempt - began))
         self._parse(text, events)
         return stop if stop is not None else self._stop
 
@@ -266,22 +268,30 @@ class OutputStream:
         return [ToolCut(index)]
 
     def _only_whole(self, parsed: Sequence[ParseEvent]) -> list[ParseEvent]:
-        """Each call when it is complete. Of one that was cut there is what the model wrote, as content."""
+        """Calls of `whole_calls` when they are complete; what the model wrote of one that was cut is content."""
         shown: list[ParseEvent] = []
         for event in parsed:
             match event:
-                case ToolStart() | ToolArgs():
-                    self._held_call.append(event)
+                case ToolStart(_, id, name):
+                    whole = self.whole_calls
+                    self._holds_call = whole if isinstance(whole, bool) else name in whole
+                    self._call_events = [ToolStart(self._num_calls, id, name)]
+                case ToolArgs(_, fragment):
+                    self._call_events.append(ToolArgs(self._num_calls, fragment))
                 case ToolEnd():
-                    shown += [_renumbered(held, self._num_whole) for held in self._held_call]
-                    shown.append(ToolEnd(self._num_whole))
-                    self._num_whole += 1
-                    self._held_call = []
+                    shown += [*self._call_events, ToolEnd(self._num_calls)]
+                    self._call_events, self._num_calls = [], self._num_calls + 1
+                case ToolCut(_, text) if self._holds_call:
+                    shown.append(Text(text or _as_text(self._call_events)))
+                    self._call_events = []
                 case ToolCut(_, text):
-                    shown.append(Text(text or _as_text(self._held_call)))
-                    self._held_call = []
+                    shown += [*self._call_events, ToolCut(self._num_calls, text)]
+                    self._call_events, self._num_calls = [], self._num_calls + 1
                 case _:
                     shown.append(event)
+            if not self._holds_call:
+                shown += self._call_events
+                self._call_events = []
         return shown
 
     def _first_call(self, parsed: Sequence[ParseEvent]) -> Sequence[ParseEvent]:
@@ -301,12 +311,6 @@ class OutputStream:
         events += self._only_whole(cut) if self.whole_calls else cut
         self.finished = True
         events.append(Finish(reason, stop, self.usage, error, self._cut_call, token))
-
-
-def _renumbered(event: ToolStart | ToolArgs, index: int) -> ToolStart | ToolArgs:
-    if isinstance(event, ToolStart):
-        return ToolStart(index, event.id, event.name)
-    return ToolArgs(index, event.json_fragment)
 
 
 def _as_text(call: Sequence[ToolStart | ToolArgs]) -> str:
