@@ -49,5 +49,7 @@ def limited(what: str, function: Callable[[], Result], fix: str = "") -> Result:
         raise PluginError(f"{what} has not ended after {limit:g} s (LMKIT_PLUGIN_SECONDS)", fix=fix)
     log.log(level, "%s -> %.200r", what, (errors or results)[0])
     if errors:
+        if isinstance(errors[0], KeyboardInterrupt):  # not the user's: that one comes to this thread
+            raise PluginError(f"{what} raised KeyboardInterrupt", fix=fix) from errors[0]
         raise errors[0]
     return results[0]
