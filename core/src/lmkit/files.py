@@ -11,6 +11,8 @@ from typing import Any
 from lmkit.api import CheckpointError
 
 MAX_FILE = 256 << 20  # bytes
+# Fields of tokenizer_config.json that name one token each, in the order in which transformers adds such tokens.
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _CACHED = re.compile(r"/models--[^/]+/(blobs|snapshots)/")  # a file in a hub's cache
 
 
@@ -32,6 +34,15 @@ def chat_templates(path: Path) -> dict[str, str]:
     if found and "default" not in found:
         found["default"] = found.get("tool_use") or next(iter(found.values()))
     return found
+
+
+def tokenizer_settings(path: Path) -> dict[str, Any]:
+    """The fields of tokenizer_config.json and special_tokens_map.json together. Raises CheckpointError.
+
+    The map comes first only where the configuration is so old that it has no added_tokens_decoder, as in transformers.
+    """
+    config, special_map = read_object(path / "tokenizer_config.json"), read_object(path / "special_tokens_map.json")
+    return config | special_map if config.get("added_tokens_decoder") is None else special_map | config
 
 
 def read_own(file: Path, folder: Path | None = None) -> bytes:

@@ -182,6 +182,9 @@ class ModelInfo:
     intermediate_size: int = 0  # widest activation, for the memory estimate
     linears: tuple[LinearSpec, ...] = ()  # every quantizable linear, in order
     adapter_targets: tuple[str, ...] = ()
+    turned_experts: bool = (
+        False  # PEFT's A of stacked experts has their outputs: transformers does not say they come last
+    )
     embedding: str = ""  # checkpoint module of the token embedding, module "embed" of the model; "": adapters keep off
     pooler: PoolerInfo | None = None  # None: it generates
     config: Mapping[str, object] = field(default_factory=dict)  # architecture's own validated values, for build()

@@ -138,12 +138,11 @@ async def test_a_last_answer_is_continued(post: Any) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "no images"),
         ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "no documents"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text is required"),
-        ({"messages": [{"role": "user", "content": []}]}, "messages.0.content has no blocks"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id is required"),
-        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f"}]}]}, "input"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a"}]}]}, "name"),
         (
             {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]},  # noqa: E501
-            "Send their results",
+            "Send the results of its calls",
         ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
         ({"tools": [{"name": "f"}]}, "tools.0.input_schema is required"),

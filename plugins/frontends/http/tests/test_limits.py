@@ -329,7 +329,7 @@ async def test_readers_that_are_too_slow(monkeypatch: pytest.MonkeyPatch) -> Non
     async with listening(llm, on_app=lambda app: kept.append(app.state.backend)) as url:
         host, port = url.removeprefix("http://").split(":")
         for n in (1, 4):
-            options = {"prompt": "a", "stream": True, "logprobs": 20, "n": n, "max_tokens": 40_000}
+            options = {"prompt": "a", "stream": True, "logprobs": 20 // n, "n": n, "max_tokens": 40_000}
             body = json.dumps(options).encode()
             _, writer = await asyncio.open_connection(host, int(port), limit=1 << 10)
             head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from typing import Any
 
 from lmkit_http.dialect import UnsupportedField
-from lmkit_http.strict import Echoed, InvalidBody
+from lmkit_http.strict import Echoed, InvalidBody, check_arguments
 
 from lmkit_dialect_anthropic.schema import Block, CountRequest, Tool
 
@@ -21,6 +20,7 @@ class Reader:
     def __init__(self, words: Collection[str], dropped: set[str]) -> None:
         """`words`: names and texts in the chat template."""
         self._words, self.dropped = words, dropped
+        self.places: list[str] = []  # what the client calls each of the messages
         self._tools: dict[str, str] = {}  # id of a call -> the tool's name, which templates show beside the result
 
     def messages(self, request: CountRequest) -> list[dict[str, Any]]:
@@ -28,6 +28,7 @@ class Reader:
         found: list[dict[str, Any]] = []
         if request.system:
             found.append({"role": "system", "content": self._text(request.system, "system")})
+            self.places.append("system")
         for i, message in enumerate(request.messages):
             self._extra(message, "messages")
             where = f"messages.{i}.content"
@@ -37,9 +38,12 @@ class Reader:
                 found.append(self._assistant(message.content, where))
             else:
                 found += self._user(message.content, where)
+            self.places += [where] * (len(found) - len(self.places))
         last = found[-1]
         if last["role"] == "assistant" and not last.get("content"):
-            raise UnsupportedField("messages", "the last message ends with calls", fix="send their results after it")
+            raise UnsupportedField(
+                self.places[-1], "the last message ends with calls, or is empty", fix="send the results of its calls"
+            )
         return found
 
     def tools(self, tools: Collection[Tool]) -> list[dict[str, Any]]:
@@ -71,9 +75,7 @@ class Reader:
             if not found or found[-1]["role"] != "user":
                 found.append({"role": "user", "content": []})
             found[-1]["content"].append(part)
-        if not found:
-            raise InvalidBody(f"{where} has no blocks", where)
-        return found
+        return found or [{"role": "user", "content": ""}]
 
     def _result(self, block: Block, where: str) -> dict[str, Any]:
         if block.tool_use_id is None:
@@ -107,15 +109,15 @@ class Reader:
         return message
 
     def _call(self, block: Block, where: str) -> dict[str, Any]:
-        for name in ("id", "name", "input"):
+        for name in ("id", "name"):
             if getattr(block, name) is None:
                 raise InvalidBody(f"{where}.{name} is required", f"{where}.{name}")
         assert block.id is not None
         assert block.name is not None
         self._extra(block, "messages.content")
         self._tools[block.id] = block.name
-        arguments = json.dumps(block.input, ensure_ascii=False)
-        return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
+        check_arguments(block.input, f"{where}.input")
+        return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
 
     def _text(self, content: str | list[Block], where: str) -> Parts:
         if isinstance(content, str):

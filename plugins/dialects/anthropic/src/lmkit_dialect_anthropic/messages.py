@@ -169,6 +169,7 @@ def _conversation(request: CountRequest, served: Served, reader: Reader) -> Chat
     tools = reader.tools(r.tools or ())
     return ChatAsk(
         messages=messages,
+        places=reader.places,
         tools=tools,
         tool_choice=ToolChoice(mode, choice.name if choice else None),
         parallel_calls=not (choice and choice.disable_parallel_tool_use),

@@ -10,6 +10,7 @@ from lmkit_http.strict import (
     MAX_MESSAGES,
     MAX_TOOLS,
     NUMBER,
+    Arguments,
     Content,
     Echoed,
     Hint,
@@ -44,7 +45,7 @@ class Block(Echoed):
     data: Content | None = None  # of reasoning that only its author can read
     id: Label | None = None
     name: Name | None = None
-    input: Json | None = None
+    input: Arguments = ""
     tool_use_id: Label | None = None
     content: Content | Annotated[list[Block], Field(fail_fast=True, max_length=MAX_BLOCKS)] | None = None
     is_error: bool | None = None

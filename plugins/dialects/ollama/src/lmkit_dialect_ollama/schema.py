@@ -22,6 +22,7 @@ from lmkit_http.strict import (
     MAX_MESSAGES,
     MAX_TOOLS,
     NUMBER,
+    Arguments,
     Content,
     Echoed,
     Hint,
@@ -165,7 +166,7 @@ class Generating(Base):
 
 class CalledFunction(Echoed):
     name: Name
-    arguments: Json | Content = {}
+    arguments: Arguments = ""
 
 
 class Called(Echoed):
@@ -188,7 +189,7 @@ class Said(Echoed):
             raise UnsupportedField(f"messages.{number}.images", "this model takes no images", fix="send text alone")
         calls = [
             {"id": call.id, "type": "function",
-             "function": {"name": call.function.name, "arguments": _text(call.function.arguments)}}
+             "function": {"name": call.function.name, "arguments": call.function.arguments}}
             for call in self.tool_calls or ()
         ]  # fmt: skip
         return Message.model_validate({
@@ -233,7 +234,3 @@ class EmbedRequest(Base):
 
 class EmbeddingsRequest(Base):
     prompt: Content
-
-
-def _text(arguments: dict[str, Any] | str) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

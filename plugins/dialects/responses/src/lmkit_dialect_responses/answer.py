@@ -362,8 +362,10 @@ def _conversation(request: CountRequest, served: Served, items: list[Placed], re
     """What both routes make of a conversation. Raises RequestError."""
     r = request
     tools, choice = reader.tools(r)
+    messages = reader.messages(r.instructions, items)
     return ChatAsk(
-        messages=reader.messages(r.instructions, items),
+        messages=messages,
+        places=reader.places,
         tools=tools,
         tool_choice=choice,
         parallel_calls=r.parallel_tool_calls is not False,

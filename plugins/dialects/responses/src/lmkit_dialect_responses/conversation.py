@@ -45,6 +45,7 @@ class Reader:
         self._servers = servers or Servers()
         self._late: list[dict[str, Any]] = []  # results of calls that others of the same answer may follow
         self._messages: list[dict[str, Any]] = []
+        self.places: list[str] = []  # what the client calls the first item of each message
         self._calls: dict[str, str] = {}  # id of a call -> the tool's name, which templates show beside the result
         self._open: dict[str, str] = {}  # id of a call without a result -> its place
 
@@ -56,6 +57,7 @@ class Reader:
         }  # fmt: skip
         if instructions:
             self._messages.append({"role": "system", "content": instructions})
+            self.places.append("instructions")
         for where, item in items:
             if item.kind not in readers:
                 raise UnsupportedField(
@@ -66,7 +68,9 @@ class Reader:
             if item.kind not in ("mcp_call", "function_call"):
                 self._results()
             readers[item.kind](where, item)
+            self.places += [where] * (len(self._messages) - len(self.places))
         self._results()
+        self.places += ["input"] * (len(self._messages) - len(self.places))
         if not self._messages:
             raise InvalidBody("input is required", "input")
         for id, where in self._open.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from lmkit.api import MAX_LOGPROBS, MAX_TOKENS, Grammar
 from lmkit_formats import closed
@@ -24,7 +24,7 @@ from lmkit_http.strict import (
     Strict,
     says_nothing,
 )
-from pydantic import Field, JsonValue
+from pydantic import BeforeValidator, Field, JsonValue
 
 MAX_PARTS = 4096
 
@@ -63,6 +63,11 @@ class Part(strict.Part):
 Parts = Annotated[list[Part], Field(fail_fast=True, max_length=MAX_PARTS)]
 
 
+def _text(value: Any) -> Any:
+    """Arguments as a text, also where an item has them as an object; None: it has none."""
+    return None if value is None else strict.as_arguments(value)
+
+
 class Item(Echoed):
     """One step of a conversation; `type` says which of the other fields it has."""
 
@@ -76,7 +81,7 @@ class Item(Echoed):
     encrypted_content: Content | None = None
     call_id: Label | None = None
     name: Annotated[str, Field(min_length=1, max_length=128)] | None = None
-    arguments: Content | None = None
+    arguments: Annotated[Content | None, BeforeValidator(_text)] = None
     output: Content | Parts | None = None
     # of what was done with an MCP server
     server_label: Label | None = None

@@ -54,8 +54,9 @@ from lmkit_worker.carry import carry
 from lmkit_worker.chosen import choice_of, make
 from lmkit_worker.compiles import Compiles
 from lmkit_worker.loaded import LoadedModel
-from lmkit_worker.loading.adapter import AdapterFiles, BaseModel, open_adapter
+from lmkit_worker.loading.adapter import AdapterFiles, open_adapter
 from lmkit_worker.loading.adapter_files import digest
+from lmkit_worker.loading.adapter_places import BaseModel
 from lmkit_worker.loading.convert import architecture_of
 from lmkit_worker.loading.load import load_model
 from lmkit_worker.loading.rules import Rules

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from lmkit_http.roles import with_role
 from lmkit_http.settings import OPENABLE, ServerSettings
+from lmkit_http.sharing import with_shares
 
 if TYPE_CHECKING:
     from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
@@ -72,7 +73,7 @@ def command(
     ] = None,
     key_requests: Annotated[int | None, option(help="requests a minute of each key", min=1)] = None,
     key_tokens: Annotated[int | None, option(help="tokens a minute of each key", min=1)] = None,
-    key_concurrent: Annotated[int | None, option(help="requests of each key at once", min=1)] = None,
+    key_concurrent: Annotated[int | None, option(help="choices (prompts x n) of each key at once", min=1)] = None,
     role: Annotated[
         Literal["prefill", "decode"] | None,
         option(help="prefill: compute prompts for others; decode: get prompts from those; see `lmkit split`"),
@@ -86,13 +87,15 @@ def command(
 ) -> None:
     """Serve a model over HTTP with the OpenAI API. Without MODEL it serves the built-in demo."""
     settings = with_role(settings, role, peers)
+    environment = read_environment()
+    key = environment.switch("LMKIT_API_KEY")
+    keys = tuple(api_key or ([key] if key else ()))
     if explain:
-        _explain(settings)
+        _explain(settings, keys)
         return
     python = _process_age()
     began = perf_counter() - python
-    environment = read_environment()
-    key, admin = environment.switch("LMKIT_API_KEY"), environment.switch("LMKIT_ADMIN_KEY")
+    admin = environment.switch("LMKIT_ADMIN_KEY")
     server = ServerSettings(
         host=host,
         port=port,
@@ -101,7 +104,7 @@ def command(
         tls_key=tls_key,
         root_path=root_path,
         api_workers=api_workers,
-        api_keys=tuple(api_key or ([key] if key else ())),
+        api_keys=keys,
         admin_keys=tuple(admin_key or ([admin] if admin else ())),
         open_paths=tuple(open_path or ()),
         open_priority=open_priority,
@@ -134,11 +137,12 @@ lmkit serve ./my-model --explain
 """
 
 
-def _explain(settings: Sourced) -> None:
+def _explain(settings: Sourced, keys: tuple[str, ...]) -> None:
     from lmkit_cli.explanation import render
     from lmkit_cli.story import explain
 
-    render(explain(settings.config, plugin_host(settings)), Console(highlight=False))
+    host = plugin_host(settings)
+    render(explain(with_shares(settings, keys, host).config, host), Console(highlight=False))
 
 
 def _serve(settings: Sourced, server: ServerSettings, process: EngineProcess, began: float, python: float) -> None:
@@ -148,6 +152,7 @@ def _serve(settings: Sourced, server: ServerSettings, process: EngineProcess, be
 
     host = plugin_host(settings)
     host.scan()
+    settings = with_shares(settings, server.api_keys, host)
     scanned_at = perf_counter()
     resolution = resolve(settings.config, host)
     resolved_at = perf_counter()

@@ -11,7 +11,7 @@ from typing import Any
 
 from lmkit_python.front.ask import UnsupportedField
 
-from lmkit_http.strict import Echoed, InvalidBody, Message, Part, Tool
+from lmkit_http.strict import Echoed, InvalidBody, Message, Part, Tool, check_arguments
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _TEXT = ("text", "input_text", "output_text")
@@ -40,16 +40,30 @@ def _message(message: Message, number: int, read: Collection[str], dropped: set[
     if message.tool_calls and role != "assistant":
         raise UnsupportedField(f"{field}.tool_calls", "only assistant messages have tool_calls")
     content, thought = _content(message, field, dropped)
-    if content is None and role in ("user", "system", "developer"):
+    if message.content is None and role in ("user", "system", "developer"):
         raise InvalidBody(f"{field}.content is required", f"{field}.content")
     shown = _known(message, "messages", read, dropped)
     if content is not None or role != "assistant":
         shown["content"] = content or ""
     if thought and not (shown.get("reasoning") or shown.get("reasoning_content")):
         shown["reasoning_content"] = thought
-    if role == "function" and role not in read:  # what a tool answered, as it was called before there were tools
+    if role == "function" and ("tool" in read or role not in read):  # what tools were called at first
         shown["role"] = "tool"
+    if role == "assistant" and not message.tool_calls and (function := _legacy_call(message, field)) is not None:
+        shown["tool_calls"] = [{"type": "function", "function": function}]
+        dropped.discard("messages.function_call")
     return shown
+
+
+def _legacy_call(message: Message, field: str) -> dict[str, str] | None:
+    """The call of a message that was written before there were several. Raises RequestError."""
+    call = (message.model_extra or {}).get("function_call")
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return None
+    arguments = call.get("arguments")
+    text = arguments if isinstance(arguments, str) else "{}"
+    check_arguments(text, f"{field}.function_call.arguments")
+    return {"name": call["name"], "arguments": text}
 
 
 def _content(message: Message, field: str, dropped: set[str]) -> tuple[Any, str]:

@@ -139,9 +139,19 @@ class Part(Echoed):
     thinking: Content | None = None
 
 
+def as_arguments(value: Any) -> Any:
+    """Arguments of a call as a text, which some clients keep as the object that it spells, or leave out."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value, ensure_ascii=False)
+
+
+Arguments = Annotated[Content, BeforeValidator(as_arguments)]
+
+
 class FunctionCall(Echoed):
     name: Name
-    arguments: Content
+    arguments: Arguments = ""
 
 
 class ToolCall(Echoed):

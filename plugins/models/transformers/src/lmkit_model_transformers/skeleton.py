@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +29,7 @@ def refuse(architecture: str, reason: str, error: type[UnsupportedModel] = Unsup
 def make_config(text: str) -> tuple[Any, Any]:
     """The library's class of the model and its configuration. Raises UnsupportedModel; runs nothing of a checkpoint."""
     data = json.loads(text)
-    names = data.get("architectures")
-    architecture = str(names[0]) if isinstance(names, list) and names else ""
+    architecture = _named(data)
     kind: Any = getattr(transformers, architecture, None)
     own = getattr(getattr(kind, "config_class", None), "is_encoder_decoder", False)
     if data.get("is_encoder_decoder", own):
@@ -53,6 +52,16 @@ def make_config(text: str) -> tuple[Any, Any]:
         if isinstance(each, dict) and each.get("rope_type") == "dynamic":
             each["rope_type"] = "default"  # as within the length that is served
     return kind, config
+
+
+def _named(data: Mapping[str, Any]) -> str:
+    """The architecture that a configuration names, or else the language model of its model_type."""
+    names = data.get("architectures")
+    if isinstance(names, list) and names and isinstance(names[0], str):
+        return names[0]
+    kind = data.get("model_type")
+    name: Any = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, "") if isinstance(kind, str) else ""
+    return str(name[0] if isinstance(name, tuple) else name)
 
 
 class Skeleton:

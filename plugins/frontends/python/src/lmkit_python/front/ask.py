@@ -18,6 +18,7 @@ Messages = Sequence[Mapping[str, Any]]
 T = TypeVar("T")
 
 PROMPT = "a text or a list of token ids"
+_MAY_SAY_NOTHING = ("assistant", "tool")  # roles of messages without content
 MESSAGES = "a list of messages like {'role': 'user', 'content': 'Hello'}"
 
 
@@ -86,6 +87,7 @@ class ChatAsk(GenerateAsk):
     add_generation_prompt: bool = True
     continue_final: bool = False  # the answer goes on with the last message
     thinking_budget: int | None = None  # tokens
+    places: Sequence[str] = ()  # what the client calls each of the messages, where that is not messages.0, messages.1
     tool_defs: Sequence[ToolDef] = field(init=False)  # those that may be called
 
     def __post_init__(self) -> None:
@@ -172,7 +174,7 @@ def _message(number: int, message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InvalidParam(where, message, "a mapping with role and content")
     content = message.get("content")
-    if not (isinstance(content, str) or is_list(content) or (content is None and message["role"] == "assistant")):
+    if not (isinstance(content, str) or is_list(content) or (content is None and message["role"] in _MAY_SAY_NOTHING)):
         raise InvalidParam(f"{where}.content", content, "a text")
     shaped = {k: v for k, v in message.items() if v is not None and k not in ("annotations", "refusal", "reasoning")}
     if reasoning := message.get("reasoning") or message.get("reasoning_content"):

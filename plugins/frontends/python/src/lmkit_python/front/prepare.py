@@ -7,7 +7,15 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from lmkit.api import EngineRequest, InvalidParam, PoolingParams, RequestError, SamplingParams, UnsupportedTask
+from lmkit.api import (
+    EngineRequest,
+    InvalidParam,
+    PoolingParams,
+    RequestError,
+    SamplingParams,
+    TemplateFailed,
+    UnsupportedTask,
+)
 from lmkit.prompts import shown
 
 from lmkit_python.front.ask import (
@@ -100,10 +108,13 @@ def expand(params: SamplingParams, n: int, scores_each: bool = False) -> list[Sa
 
 def rendered(text: TextSide, ask: ChatAsk) -> str:
     """The prompt that the chat template makes of a conversation, for `TextSide.encode_prompt`. Raises RequestError."""
-    return text.render_chat(
-        ask.messages, ask.tools, _template_options(text, ask), ask.add_generation_prompt, ask.continue_final,
-        ask.documents,
-    )  # fmt: skip
+    options = _template_options(text, ask)
+    try:
+        return text.render_chat(
+            ask.messages, ask.tools, options, ask.add_generation_prompt, ask.continue_final, ask.documents
+        )
+    except TemplateFailed as error:
+        raise error.renamed(ask.places) from error
 
 
 def _chat(text: TextSide, facts: EngineFacts, ask: ChatAsk, id: str) -> list[Turn]:
