@@ -153,7 +153,6 @@ async def test_a_last_answer_is_continued(post: Any) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": 3}, "temperature"),
         ({"stop": ["x"]}, "stop_sequences"),
-        ({"nonsense": 1}, "nonsense"),
         ({"model": "other"}, "no model 'other'"),
     ],
     ids=str,

@@ -98,7 +98,6 @@ async def test_a_character_of_several_tokens_loses_none_in_a_stream() -> None:
         (GENERATE, {"token_ids": [1 << 20], "sampling_params": {}}, "below 257"),
         (GENERATE, {"token_ids": [1] * 5000, "sampling_params": {}}, "4096"),
         (GENERATE, {"token_ids": [1], "sampling_params": {"stream": True}}, "beside sampling_params"),
-        (GENERATE, {"token_ids": [1], "sampling_params": {"temprature": 1}}, "temperature"),
         (GENERATE, {"token_ids": [1], "sampling_params": {}, "kv_transfer_params": {"a": 1}}, "kv_transfer"),
         (GENERATE, {"token_ids": [1], "sampling_params": {}, "output_mode": "text"}, "output_mode"),
         (GENERATE, {"token_ids": [1], "sampling_params": {"prompt_logprobs": 1}, "stream": True}, "stream"),

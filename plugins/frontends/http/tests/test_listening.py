@@ -9,6 +9,7 @@ import signal
 import socket
 import ssl
 import stat
+import sys
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -21,7 +22,7 @@ from lmkit.api import ConfigError
 from lmkit_http.app import build_app
 from lmkit_http.listening import Certificate, PortInUse, bind, release, url_of
 from lmkit_http.protocol import BoundedProtocol
-from lmkit_http.run import run_app
+from lmkit_http.run import run_app, short_turns
 from lmkit_http.settings import ServerSettings
 from lmkit_testing.serving import scripted
 
@@ -76,7 +77,7 @@ def test_many_connections_are_taken_in_few_rounds(monkeypatch: pytest.MonkeyPatc
         task = asyncio.create_task(run_app(scripted("Good day."), settings, sock, lambda *_: ready.set()))
         await ready.wait()
         address = sock.getsockname()
-        clients = [socket.create_connection(address) for _ in range(100)]
+        clients = [socket.create_connection(address) for _ in range(600)]
         num = 0
         while len(made) < len(clients):
             await asyncio.sleep(0)
@@ -89,7 +90,17 @@ def test_many_connections_are_taken_in_few_rounds(monkeypatch: pytest.MonkeyPatc
             socket.create_connection(address)
         return num
 
-    assert uvloop.run(asyncio.wait_for(rounds(), 30)) < 30
+    assert uvloop.run(asyncio.wait_for(rounds(), 60)) < 15
+
+
+def test_threads_that_prepare_requests_leave_the_loop_its_turns() -> None:
+    before = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(0.005)
+        short_turns()
+        assert sys.getswitchinterval() <= 0.001
+    finally:
+        sys.setswitchinterval(before)
 
 
 # ---------------------------------------------------------------------------------------------- Unix sockets

@@ -22,10 +22,9 @@ from lmkit_http.dialect import (
     UnsupportedField,
     Usage,
 )
-from lmkit_http.strict import warnings_header
 
 from lmkit_dialect_anthropic.conversation import Reader
-from lmkit_dialect_anthropic.schema import LABELS, CountRequest, MessagesRequest
+from lmkit_dialect_anthropic.schema import CountRequest, MessagesRequest
 
 _encode = msgspec.json.encode
 _MODES: dict[str, Literal["auto", "none", "required", "named"]] = {
@@ -45,7 +44,7 @@ class Messages(Exchange):
         self._model = request.model or served.names[0]
         self.streamed = bool(request.stream)
         self._thinks = request.thinks  # else reasoning is not shown
-        self.headers = {"request-id": self.id, **warnings_header(request.dropped)}
+        self.headers = {"request-id": self.id}
         self._block: str | int | None = None  # the open one: "thinking", "text", or the number of a call
         self._num_blocks = 0
         self._begun = False
@@ -128,7 +127,6 @@ class Count(Exchange):
 
     def __init__(self, request: CountRequest, served: Served) -> None:
         super().__init__(_conversation(request, served, Reader(served.words, request.dropped)))
-        self.headers = warnings_header(request.dropped)
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
         return _encode({"input_tokens": len(turns[0].request.token_ids)})
@@ -165,7 +163,6 @@ def _conversation(request: CountRequest, served: Served, reader: Reader) -> Chat
     if effort is not None and "reasoning_effort" not in can.get("template_options", ()):
         reader.dropped.add("output_config.effort")
         effort = None
-    reader.dropped.update(name for name in LABELS if getattr(r, name))
     tools = reader.tools(r.tools or ())
     return ChatAsk(
         messages=messages,
@@ -179,6 +176,7 @@ def _conversation(request: CountRequest, served: Served, reader: Reader) -> Chat
         add_generation_prompt=messages[-1]["role"] != "assistant",
         thinking_budget=budget,
         adapter=served.adapter(r.model),
+        dropped=reader.dropped,
     )
 
 

@@ -219,7 +219,7 @@ def ask_of(request: ChatRequest, served: Served) -> ChatAsk:
     goes_on = bool(r.continue_final_message or (r.messages[-1].model_extra or {}).get("prefix") is True)
     return ChatAsk(
         messages=messages,
-        tools=declared(r.tools or (), served.words, r.dropped),
+        tools=declared(r.tools or (), served.words, r.dropped, r.choice),
         tool_choice=r.choice,
         parallel_calls=r.parallel_tool_calls is not False,
         template_options=r.chat_template_kwargs or {},
@@ -232,10 +232,11 @@ def ask_of(request: ChatRequest, served: Served) -> ChatAsk:
         n=r.n or 1,
         beams=r.beams(r.n or 1),
         adapter=served.adapter(r.model),
+        dropped=r.dropped,
         priority=r.priority or 0,
         salt=r.cache_salt,
         resume=r.resume,
-        include_stop=bool(r.include_stop_str_in_output),
+        include_stop=r.includes_stop,
         skip_special=r.skip_special_tokens is not False,
         grammar_field=r.answer_field,
         last=r.last(served.max_length, max_tokens),

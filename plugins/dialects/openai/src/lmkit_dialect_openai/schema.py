@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from lmkit.api import (
@@ -28,7 +28,6 @@ from lmkit_http.strict import (
     MAX_TOOLS,
     NUMBER,
     Content,
-    Hint,
     Ids,
     InvalidBody,
     Json,
@@ -36,15 +35,15 @@ from lmkit_http.strict import (
     Message,
     Name,
     Open,
+    Refused,
     Strict,
     TokenId,
     Tool,
     check_calls,
-    says_nothing,
 )
 from pydantic import BeforeValidator, Field
 
-from lmkit_dialect_openai.fields import HINTS, LABELS
+from lmkit_dialect_openai.fields import CHAT_REFUSED, COMPLETIONS_DROPPABLE, COMPLETIONS_REFUSED, DROPPABLE, REFUSED
 
 MAX_N = 64
 MAX_PROMPTS = 256
@@ -73,8 +72,8 @@ class NamedTool(Strict):
 
 
 class StreamOptions(Strict):
+    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": ()}  # answers are not padded
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None  # not done: answers are as long as what they say
     continuous_usage_stats: bool | None = None  # each chunk has the usage until there
 
 
@@ -150,8 +149,8 @@ class StructuredOutputs(Strict):
 class Sampling(Open):
     """Fields common to both routes."""
 
-    hints: ClassVar[Mapping[str, Hint]] = HINTS
-    labels: ClassVar[Collection[str]] = ("user", "session_id")
+    refused: ClassVar[Mapping[str, Refused]] = REFUSED
+    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = DROPPABLE
     model: Annotated[str, Field(max_length=512)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100), NUMBER] | None = None
     top_p: Annotated[float, Field(gt=0, le=1), NUMBER] | None = None
@@ -169,7 +168,6 @@ class Sampling(Open):
         Annotated[dict[Annotated[str, Field(max_length=12)], Annotated[float, Field(ge=-100, le=100), NUMBER]],
                   Field(max_length=MAX_BIAS)] | None
     ) = None  # fmt: skip
-    user: Label | None = None
     # extensions, see lmkit_dialect_openai.extensions
     top_k: Annotated[int, Field(ge=-1, le=1 << 31), NUMBER] | None = None
     min_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = None
@@ -178,6 +176,7 @@ class Sampling(Open):
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_IDS)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None  # another name for it
     skip_special_tokens: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), NUMBER] | None = None
     priority: Annotated[int, Field(ge=-(1 << 31), le=1 << 31), NUMBER] | None = None
@@ -191,16 +190,11 @@ class Sampling(Open):
     truncation_side: Literal["left"] | None = None
     return_tokens_as_token_ids: bool | None = None
     request_id: Label | None = None  # comes back in a header
-    session_id: Label | None = None  # a label
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     use_beam_search: bool | None = None  # the answers are the n best that a search with as many beams finds
     length_penalty: Annotated[float, Field(ge=-10, le=10), NUMBER] | None = None
     early_stopping: bool | Literal["never"] | None = None
-
-    def _is_default(self, name: str) -> bool:
-        value = getattr(self, name, None)
-        return says_nothing(value) or value in LABELS[name]
 
     def last(self, max_length: int, max_tokens: int | None) -> int | None:
         """How many tokens of the prompt's end are read; -1 leaves room for the output."""
@@ -231,12 +225,9 @@ class Sampling(Open):
         options = self.stream_options
         if options is not None and not self.stream:
             self.dropped.add("stream_options")
-        elif options is not None and options.include_obfuscation:
-            self.dropped.add("stream_options.include_obfuscation")
         if self.truncate_prompt_tokens == 0:
             raise UnsupportedField("truncate_prompt_tokens", "truncate_prompt_tokens is a number of tokens, or -1")
         self._check_search()
-        self.dropped.update(name for name in LABELS if not self._is_default(name))
         if self.prompt_logprobs is not None and self.stream:
             raise UnsupportedField("prompt_logprobs", "prompt_logprobs is not available with stream=true")
 
@@ -248,6 +239,11 @@ class Sampling(Open):
         for name, usual in (("length_penalty", 1.0), ("early_stopping", False)):
             if getattr(self, name) not in (None, usual):
                 raise UnsupportedField(name, f"{name} needs use_beam_search=true")
+
+    @property
+    def includes_stop(self) -> bool:
+        """True when the text that ended the answer is part of it."""
+        return bool(self.include_stop_str_in_output or self.no_stop_trim)
 
     def beams(self, width: int) -> Beams | None:
         """The search that is asked for, if one is. Raises InvalidParam."""
@@ -289,7 +285,7 @@ class Sampling(Open):
 
 
 class ChatRequest(Sampling):
-    labels: ClassVar[Collection[str]] = frozenset(LABELS)
+    refused: ClassVar[Mapping[str, Refused]] = CHAT_REFUSED
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), NUMBER] | None = None
     logprobs: bool | None = None
@@ -298,12 +294,6 @@ class ChatRequest(Sampling):
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
-    # labels that change nothing in the answer
-    metadata: Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=16)] | None = None
-    safety_identifier: Label | None = None
-    prompt_cache_key: Label | None = None
-    service_tier: Label | None = None
-    prompt_cache_retention: Label | None = None
     # extensions
     chat_template_kwargs: Annotated[Json, Field(max_length=64)] | None = None
     include_reasoning: bool | None = None
@@ -348,6 +338,8 @@ class ChatRequest(Sampling):
 
 
 class CompletionRequest(Sampling):
+    refused: ClassVar[Mapping[str, Refused]] = COMPLETIONS_REFUSED
+    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = COMPLETIONS_DROPPABLE
     max_values: ClassVar[int] = MAX_IDS
     prompt: Annotated[
         Content | Ids

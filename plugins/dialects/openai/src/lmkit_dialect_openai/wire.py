@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import msgspec
 from lmkit.api import Tokenizer, TokenLogprob
 from lmkit_http.logprobs import finite
-from lmkit_http.strict import warnings_header
 
 if TYPE_CHECKING:
     from lmkit_http.dialect import Turn, Usage
@@ -80,10 +79,10 @@ class NewIds:
 
 
 def answer_headers(request: Sampling, id: str) -> dict[str, str]:
-    """The request's id, and what was dropped of it."""
+    """The header with the request's id."""
     given = request.request_id or ""
     shown = given if given.isascii() and given.isprintable() and given else id
-    return {"x-request-id": shown, **warnings_header(request.dropped)}
+    return {"x-request-id": shown}
 
 
 def chunk_frame(id: str, kind: str, created: int, model: str, with_usage: bool) -> tuple[bytes, bytes]:

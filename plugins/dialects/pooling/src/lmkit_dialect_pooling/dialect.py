@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 from lmkit.api import Pooled, PoolingParams
 from lmkit_http.dialect import Dialect, Exchange, Incoming, PoolAsk, ScoreAsk, Served, Turn, scores_of
-from lmkit_http.strict import parse, warnings_header
+from lmkit_http.strict import parse
 
 from lmkit_dialect_pooling.schema import (
     ClassifyRequest,
@@ -41,7 +41,7 @@ class _Answer(Exchange, Generic[Request, Answer]):
         limit = request.truncate_prompt_tokens  # None: longer texts are refused
         self.shared: dict[str, Any] = {
             "limit": served.max_length if limit == -1 else limit, "adapter": served.adapter(request.model),
-            "priority": request.priority or 0,
+            "priority": request.priority or 0, "dropped": request.dropped,
         }  # fmt: skip
         super().__init__(self.make_ask())
         self._created = int(time.time())
@@ -178,9 +178,7 @@ class PoolingDialect(Dialect):
         request = parse(kind, incoming.body, served.max_values, served.lenient)
         served.check_model(request.model)
         request.check()
-        exchange = answer(request, served)
-        exchange.headers |= warnings_header(request.dropped)
-        return exchange
+        return answer(request, served)
 
 
 def _shown(pooled: Pooled, form: str | None) -> str | list[Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from lmkit.api import MAX_DIMENSIONS, MAX_TOKENS, PoolingTask
 from lmkit_http.dialect import UnsupportedField
-from lmkit_http.strict import MAX_IDS, Content, Echoed, Hint, Ids, Label, Open
+from lmkit_http.strict import MAX_IDS, Content, Echoed, Ids, Open, Refused
 from pydantic import Field
 
 MAX_INPUTS = 2048  # as in the OpenAI API
@@ -21,16 +21,13 @@ Input = Annotated[
 class PoolingBase(Open):
     """Fields of every pooling route. `truncate_prompt_tokens`: -1 cuts to what the model reads."""
 
-    labels: ClassVar[Collection[str]] = ("user",)
+    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = {"user": ()}
     model: Annotated[str, Field(max_length=512)] | None = None
-    user: Label | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
     priority: Annotated[int, Field(ge=-(1 << 31), le=1 << 31)] | None = None
 
     def check(self) -> None:
         """What the types cannot say. Raises RequestError."""
-        if self.user:
-            self.dropped.add("user")
         if self.truncate_prompt_tokens == 0:
             raise UnsupportedField("truncate_prompt_tokens", "truncate_prompt_tokens is a number of tokens, or -1")
 
@@ -93,10 +90,10 @@ class Document(Echoed):
 
 
 class RerankRequest(PoolingBase):
-    hints: ClassVar[Mapping[str, Hint]] = {
-        "rank_fields": Hint("write all that is to be read into text", (["text"],)),
-        "max_tokens_per_doc": Hint("send truncate_prompt_tokens"),
-        "max_chunks_per_doc": Hint("send truncate_prompt_tokens", (1,)),
+    refused: ClassVar[Mapping[str, Refused]] = {
+        "rank_fields": Refused("write all that is to be read into text", (["text"],)),
+        "max_tokens_per_doc": Refused("send truncate_prompt_tokens"),
+        "max_chunks_per_doc": Refused("send truncate_prompt_tokens", (1,)),
     }
     query: Content
     documents: Annotated[list[Content | Document], Field(fail_fast=True, min_length=1, max_length=MAX_INPUTS)]

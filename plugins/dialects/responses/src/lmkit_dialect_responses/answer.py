@@ -18,7 +18,6 @@ import msgspec
 from lmkit.api import ErrorInfo, SamplingParams
 from lmkit_http.dialect import Change, ChatAsk, Exchange, Finish, Message, Part, Served, Turn, Usage
 from lmkit_http.logprobs import ContentLogprob, content_logprobs
-from lmkit_http.strict import warnings_header
 
 from lmkit_dialect_responses.conversation import Placed, Reader, sealed
 from lmkit_dialect_responses.history import as_items, items_of, kept_item
@@ -56,7 +55,7 @@ class Respond(Exchange):
         self._store = store if request.store is not False else None
         self._background = bool(request.background)
         self._tenant, self._asked = tenant, _encode([kept_item(item) for item in own])
-        self.headers = {"x-request-id": self.id, **warnings_header(request.dropped)}
+        self.headers = {"x-request-id": self.id}
         self._items, self._remote = items, reader.remote
         self._output = self._listings(items)  # items that do not change any more
         self._results: list[dict[str, Any]] = []  # calls that were answered since the last chunk, still to be told
@@ -337,7 +336,6 @@ class Count(Exchange):
     ) -> None:  # fmt: skip
         items, _ = items_of(request, store, tenant)
         super().__init__(_conversation(request, served, items, Reader(request.dropped, servers)))
-        self.headers = warnings_header(request.dropped)
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
         return _encode({"object": "response.input_tokens", "input_tokens": len(turns[0].request.token_ids)})
@@ -371,7 +369,9 @@ def _conversation(request: CountRequest, served: Served, items: list[Placed], re
         parallel_calls=r.parallel_tool_calls is not False,
         template_options=r.chat_template_kwargs or {},
         effort=r.reasoning.effort if r.reasoning is not None else None,
+        effort_field="reasoning.effort",
         adapter=served.adapter(r.model),
+        dropped=r.dropped,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from lmkit.api import MAX_LOGPROBS, MAX_TOKENS, Grammar
@@ -16,39 +16,38 @@ from lmkit_http.strict import (
     NUMBER,
     Content,
     Echoed,
-    Hint,
     InvalidBody,
     Json,
     Label,
     Open,
+    Refused,
     Strict,
-    says_nothing,
 )
 from pydantic import BeforeValidator, Field, JsonValue
 
 MAX_PARTS = 4096
 
-# fields that change nothing here, with the values that do so elsewhere, too
-LABELS: Mapping[str, tuple[str, ...]] = {
+# fields that change nothing here, with the values that need not be mentioned
+DROPPABLE: Mapping[str, tuple[Any, ...]] = {
     "user": (), "safety_identifier": (), "prompt_cache_key": (), "service_tier": ("auto", "default"),
     "prompt_cache_retention": ("in_memory",), "prompt_cache_options": (),
 }  # fmt: skip
 
-HINTS: Mapping[str, Hint] = {
-    "background_options": Hint("leave it out, and ask for the answer by its id"),
-    "conversation": Hint("send previous_response_id, or the items themselves"),
-    "prompt": Hint("write the prompt into instructions and input"),
-    "context_management": Hint('send "truncation": "auto", or fewer items'),
-    "moderation": Hint("leave it out: nothing is moderated here"),
-    "image": Hint("leave it out: models here read text alone"),
-    "access_programs": Hint("leave it out"),
-    "messages": Hint("send input, or use /v1/chat/completions"),
-    "max_tokens": Hint("send max_output_tokens"),
-    "max_completion_tokens": Hint("send max_output_tokens"),
-    "response_format": Hint("send text.format"),
-    "reasoning_effort": Hint("send reasoning.effort"),
-    "n": Hint("send the request several times", (1,)),
-    "stop": Hint("use /v1/chat/completions: this API knows no stop texts"),
+REFUSED: Mapping[str, Refused] = {
+    "background_options": Refused("leave it out, and ask for the answer by its id"),
+    "conversation": Refused("send previous_response_id, or the items themselves"),
+    "prompt": Refused("write the prompt into instructions and input"),
+    "context_management": Refused('send "truncation": "auto", or fewer items'),
+    "moderation": Refused("leave it out: nothing is moderated here"),
+    "image": Refused("leave it out: models here read text alone"),
+    "access_programs": Refused("leave it out"),
+    "messages": Refused("send input, or use /v1/chat/completions"),
+    "max_tokens": Refused("send max_output_tokens"),
+    "max_completion_tokens": Refused("send max_output_tokens"),
+    "response_format": Refused("send text.format"),
+    "reasoning_effort": Refused("send reasoning.effort"),
+    "n": Refused("send the request several times", (1,)),
+    "stop": Refused("use /v1/chat/completions: this API knows no stop texts"),
 }
 
 
@@ -165,13 +164,13 @@ class Text(Strict):
 
 
 class StreamOptions(Strict):
-    include_obfuscation: bool | None = None  # not done: answers are as long as what they say
+    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": ()}  # answers are not padded
 
 
 class CountRequest(Open):
     """What both routes read: a conversation."""
 
-    hints: ClassVar[Mapping[str, Hint]] = HINTS
+    refused: ClassVar[Mapping[str, Refused]] = REFUSED
     model: Annotated[str, Field(max_length=512)] | None = None
     input: Content | Items | None = None
     instructions: Content | None = None
@@ -216,7 +215,7 @@ class CountRequest(Open):
 
 
 class ResponsesRequest(CountRequest):
-    labels: ClassVar[Collection[str]] = frozenset(LABELS)
+    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = DROPPABLE
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), NUMBER] | None = None
     temperature: Annotated[float, Field(ge=0, le=2), NUMBER] | None = None
     top_p: Annotated[float, Field(gt=0, le=1), NUMBER] | None = None
@@ -254,12 +253,6 @@ class ResponsesRequest(CountRequest):
         super().check()
         if self.background:
             self._check_background()
-        for name, nothing in LABELS.items():
-            if not says_nothing(value := getattr(self, name)) and value not in nothing:
-                self.dropped.add(name)
-        options = self.stream_options
-        if options is not None and options.include_obfuscation:
-            self.dropped.add("stream_options.include_obfuscation")
 
     def _check_background(self) -> None:
         if self.stream:

@@ -13,7 +13,7 @@ from lmkit_dialect_openai.schema import ChatRequest, CompletionRequest, Sampling
 from lmkit_dialect_openai.wire import UsageBody, prompt_logprobs, usage_of
 from lmkit_http.dialect import Change, Dialect, Exchange, Incoming, Served, TextAsk, Turn, UnsupportedField
 from lmkit_http.logprobs import ContentLogprob, content_logprobs
-from lmkit_http.strict import parse, warnings_header
+from lmkit_http.strict import parse
 
 from lmkit_dialect_tokens.schema import GenerateRequest, sampling_params
 
@@ -57,7 +57,7 @@ class Generate(Exchange):
         self._each_usage = bool(options and options.continuous_usage_stats)
         self._num_sent = [0] * (params.n or 1)
         shown = self._shown if self._shown.isascii() and self._shown.isprintable() else self.id
-        self.headers = {"x-request-id": shown, **warnings_header(request.dropped)}
+        self.headers = {"x-request-id": shown}
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
         usage = usage_of([turn.stream.usage for turn in turns], len(turns))
@@ -100,9 +100,10 @@ def ask_of(request: GenerateRequest, served: Served) -> TextAsk:
         params=params,
         n=r.n or 1,
         adapter=served.adapter(request.model),
+        dropped=request.dropped,
         priority=request.priority or 0,
         salt=request.cache_salt,
-        include_stop=bool(r.include_stop_str_in_output),
+        include_stop=r.includes_stop,
         skip_special=r.skip_special_tokens is not False,
         grammar_field="sampling_params.structured_outputs",
     )
@@ -163,7 +164,7 @@ class Tokens(Dialect):
             request = parse(REQUESTS[GENERATE], incoming.body, served.max_values, served.lenient)
             request.model = request.model or None
             served.check_model(request.model)
-            request.check(served.lenient)
+            request.check()
             return Generate(request, served)
         if incoming.route == CHAT:
             return RenderedChat(_unplayed(ChatRequest, incoming, served), served)

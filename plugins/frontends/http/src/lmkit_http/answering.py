@@ -15,6 +15,7 @@ from lmkit_python.front.run import Generation, at_once, check_finish
 from lmkit_http.dialect import Answer, Dialect, Exchange, Incoming
 from lmkit_http.dialects import parsed
 from lmkit_http.size import bound_answer
+from lmkit_http.strict import warnings_header
 
 if TYPE_CHECKING:
     from lmkit_http.access import Caller
@@ -35,6 +36,7 @@ def prepared(
     caller.check_priority(ask.priority)
     turns = exchange.turns(partial(prepare, backend.text, backend.facts))
     reserved = bound_answer(ask, turns, backend.facts) if exchange.played else 0
+    exchange.headers |= warnings_header(exchange.dropped)
     if not exchange.played:
         return dialect, Answer(exchange.whole(turns), media_type=exchange.media_type, headers=exchange.headers)
     for turn in turns:

@@ -41,8 +41,8 @@ CorsOrigins = Annotated[
     list[str] | None, option(help="site whose pages may ask, such as http://localhost:3000, or '*'; repeatable")
 ]
 UnknownFields = Annotated[
-    Literal["refuse", "warn"],
-    option(help="fields of requests that nobody knows: refuse, or drop and name them in a header"),
+    Literal["warn", "refuse"],
+    option(help="unknown fields of requests: warn drops them and names them in a header, refuse answers with 400"),
 ]
 
 
@@ -64,7 +64,7 @@ def command(
     tls_cert: Annotated[str, option(help="PEM file: certificate with its chain; read again when it changes")] = "",
     tls_key: Annotated[str, option(help="PEM file: the key of the certificate")] = "",
     root_path: Annotated[str, option(help="where a site has this server, such as /llm behind a proxy")] = "",
-    unknown_fields: UnknownFields = "refuse",
+    unknown_fields: UnknownFields = "warn",
     traces: Annotated[str, option(help="OpenTelemetry collector for traces: http://HOST:4318/v1/traces")] = "",
     profile_dir: Annotated[str, option(help="folder for recordings of steps: POST /start_profile, /stop_profile")] = "",
     drain_timeout: Annotated[float, option(help="seconds that running requests get after SIGTERM", min=0)] = 30.0,

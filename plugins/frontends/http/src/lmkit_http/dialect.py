@@ -81,7 +81,7 @@ class Served:
     pooler: PoolerInfo | None = None  # None: it generates
     about: Mapping[str, Any] = field(default_factory=dict)  # the model itself, as GET /v1/models describes it
     words: Collection[str] = ()  # names and texts in the chat template: what of a message it may read
-    lenient: bool = False  # unknown fields are dropped and named, not refused
+    lenient: bool = True  # unknown fields are dropped and named, not refused
 
     def check_model(self, name: str | None) -> None:
         """Raises UnknownModel. None is the model itself."""
@@ -106,6 +106,11 @@ class Exchange:
         self.ask = ask
         self.headers: dict[str, str] = {}  # of its answer
         self.id = f"{self.id_kind}-{uuid4().hex}"
+
+    @property
+    def dropped(self) -> set[str]:
+        """Fields of the request that were accepted and change nothing. The server names them in a header."""
+        return self.ask.dropped or set()
 
     def turns(self, prepare: Callable[[Ask, str], list[Turn]]) -> list[Turn]:
         """The turns of its ask, whose requests have ids that begin with its own. Who asks several things at once

@@ -38,7 +38,7 @@ class ServerSettings:
     key_tokens: int | None = None  # a minute, of each key: of prompts as they come, of answers as they end
     key_concurrent: int | None = None  # requests of a key that are in at once
     drain_timeout: float = 30.0  # seconds that running requests get after SIGTERM
-    unknown_fields: Literal["refuse", "warn"] = "refuse"  # of requests, those that say something
+    unknown_fields: Literal["warn", "refuse"] = "warn"  # warn: dropped, and named in a header of the answer
     traces: str = ""  # address of an OpenTelemetry collector (OTLP over HTTP); empty: none are made
     profile_dir: str = ""  # where recordings of steps are written; empty: none are made
     served_names: tuple[str, ...] = ()  # of the model, the main one first; empty: as the engine says

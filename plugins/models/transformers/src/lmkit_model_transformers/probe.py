@@ -39,7 +39,7 @@ def probe(text: str) -> Found:
     skeleton = Skeleton(text, torch.float32, ASKING)
     needs: list[AttnNeed] = []
     attending: set[str] = set()
-    config = skeleton.config
+    config = skeleton.config.get_text_config()
     max_length = int(getattr(config, "max_position_embeddings", None) or 2048)
 
     def record(name: str, q: Tensor, k: Tensor, v: Tensor, mask: Any, kwargs: dict[str, Any]) -> Tensor:
@@ -71,7 +71,7 @@ def probe(text: str) -> Found:
         raise refuse(skeleton.architecture, f"{silent} does not use the attention interface")
     return Found(
         architecture=skeleton.architecture,
-        vocab_size=int(config.vocab_size),
+        vocab_size=skeleton.vocab_size,
         hidden_size=int(out[0].shape[-1]),
         intermediate_size=int(getattr(config, "intermediate_size", None) or 4 * out[0].shape[-1]),
         max_length=max_length - skeleton.first_position,

@@ -15,6 +15,7 @@ import transformers
 from lmkit.api import UnknownArchitecture, UnsupportedModel
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -73,29 +74,31 @@ class Skeleton:
     def __init__(self, text: str, dtype: torch.dtype, attention: str = NAME) -> None:
         kind, self.config = make_config(text)
         self.architecture = kind.__name__
-        if not kind._supports_attention_backend:
-            raise refuse(self.architecture, "its attention does not go through the library's attention interface")
         if getattr(kind, "_is_stateful", False):
             raise refuse(self.architecture, "it keeps a state of its own beside keys and values")
+        if not kind._supports_attention_backend and "ALL_ATTENTION_FUNCTIONS" not in _source(kind):
+            raise refuse(self.architecture, "its attention does not go through the library's attention interface")
         self.config._attn_implementation = attention
         if attention == ASKING:
             self.config._experts_implementation = "batched_mm"  # runs without values
         self.config.use_cache = False
-        with _parameters_on_meta():
-            whole = kind._from_config(self.config, dtype=dtype)
+        whole = _built(kind, self.config, dtype)
         _buffers_as_parameters(whole)
         _keep_precision(whole, dtype)
         whole.requires_grad_(False)
         whole.eval()
         prefix = whole.base_model_prefix
         body = getattr(whole, prefix, None)
-        if not isinstance(body, nn.Module) or "position_ids" not in inspect.signature(body.forward).parameters:
-            raise refuse(self.architecture, "its layers do not take positions")
+        if not isinstance(body, nn.Module):
+            raise refuse(self.architecture, "its layers and its head are not kept apart")
+        if "position_ids" not in inspect.signature(body.forward).parameters:
+            raise refuse(self.architecture, "its layers count positions themselves (they take no position_ids)")
         self.num_parameters = sum(p.numel() for p in whole.parameters())
         embedding, head = whole.get_input_embeddings(), whole.get_output_embeddings()
         if not isinstance(embedding, nn.Embedding) or not isinstance(head, nn.Linear):
             raise refuse(self.architecture, "its embedding or its head is not a plain one")
         self.first_position = self._first_position(body)
+        self.vocab_size = head.out_features
         self.tied = head.weight is embedding.weight
         self.ignored: tuple[str, ...] = ()
         if self.tied:
@@ -161,6 +164,16 @@ class Recall(nn.Module):
         return Recalled(last_hidden_state=self.hidden)
 
 
+class _EmptyOnMeta(TorchFunctionMode):
+    """Memory that is only asked for, as that of weights: a stack of experts may have more than a machine."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        if func is torch.empty and options.get("device") is None:
+            options["device"] = "meta"
+        return func(*args, **options)
+
+
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
     """Parameters take no memory; buffers, which are computed and not loaded, are real."""
@@ -173,10 +186,45 @@ def _parameters_on_meta() -> Iterator[None]:
 
     nn.Module.register_parameter = on_meta  # type: ignore[method-assign,assignment]
     try:
-        with torch.device("cpu"):
+        with torch.device("cpu"), _EmptyOnMeta():
             yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _built(kind: Any, config: Any, dtype: torch.dtype) -> Any:
+    """The model without weights. Raises UnsupportedModel."""
+    try:
+        with _parameters_on_meta(), _any_attention():
+            return kind._from_config(config, dtype=dtype)
+    except Exception as e:
+        own = isinstance(e, KeyError) and e.args[0] in (NAME, ASKING)
+        reason = "it has attention classes of its own, and no place for another" if own else "its code cannot be built"
+        raise refuse(kind.__name__, f"{reason} ({type(e).__name__}: {e!s:.200})") from e
+
+
+@contextmanager
+def _any_attention() -> Iterator[None]:
+    """Classes whose code calls the attention interface, and that do not say so, are asked like all others."""
+    check = transformers.PreTrainedModel._check_and_adjust_attn_implementation
+
+    def anything(model: Any, attn_implementation: str | None, *args: Any, **options: Any) -> str | None:
+        mine = attn_implementation in (NAME, ASKING)
+        return attn_implementation if mine else check(model, attn_implementation, *args, **options)
+
+    transformers.PreTrainedModel._check_and_adjust_attn_implementation = anything
+    try:
+        yield
+    finally:
+        transformers.PreTrainedModel._check_and_adjust_attn_implementation = check
+
+
+def _source(kind: type) -> str:
+    """The code of the library's file that has the class."""
+    try:
+        return inspect.getsource(inspect.getmodule(kind) or kind)
+    except (OSError, TypeError):
+        return ""
 
 
 def _buffers_as_parameters(model: nn.Module) -> None:

@@ -39,6 +39,7 @@ class Ask:
     adapter: str | None = None
     priority: int = 0  # smaller is sooner
     salt: str | None = None  # prompts with different ones share nothing of the cache
+    dropped: set[str] | None = None  # names of the client's fields that change nothing; None: they are refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +84,7 @@ class ChatAsk(GenerateAsk):
     parallel_calls: bool = True
     template_options: Mapping[str, Any] = field(default_factory=dict)
     effort: str | None = None  # of reasoning
+    effort_field: str = "reasoning_effort"  # what the client calls it
     documents: Sequence[Mapping[str, Any]] = ()
     add_generation_prompt: bool = True
     continue_final: bool = False  # the answer goes on with the last message

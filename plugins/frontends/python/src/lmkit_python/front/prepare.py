@@ -270,17 +270,24 @@ def _check_tools(text: TextSide) -> None:
 
 
 def _template_options(text: TextSide, ask: ChatAsk) -> Mapping[str, Any]:
-    """Variables of the template. An effort is one of them, or turns thinking on or off. Raises UnsupportedField."""
-    given = dict(ask.template_options)
+    """The variables of the template: the ask's options, and its effort, which is one of them or turns thinking on or
+    off. What the template does not read is dropped, where the ask allows that. Raises RequestError."""
+    variables = text.renderer.options if text.renderer is not None else frozenset()
+    options = dict(ask.template_options)
+    if ask.dropped is not None and text.renderer is not None:
+        ask.dropped.update(f"chat_template_kwargs.{name}" for name in options if name not in variables)
+        options = {name: value for name, value in options.items() if name in variables}
     if ask.effort is None:
-        return given
-    options = text.renderer.options if text.renderer is not None else frozenset()
-    if "reasoning_effort" in options:
-        return {"reasoning_effort": ask.effort, **given}
+        return options
+    if "reasoning_effort" in variables:
+        return {"reasoning_effort": ask.effort, **options}
     named = getattr(text.reasoning_format, "switch", ())
-    switch = next((s for s in (*named, "enable_thinking", "thinking") if s in options), None)
-    if switch is None:
-        raise UnsupportedField("reasoning_effort", "the chat template of this model knows no reasoning effort")
-    if ask.effort not in EFFORTS:
-        raise InvalidParam("reasoning_effort", ask.effort, f"one of {', '.join(EFFORTS)}")
-    return {switch: ask.effort != "none", **given}
+    switch = next((s for s in (*named, "enable_thinking", "thinking") if s in variables), None)
+    if switch is not None and ask.effort in EFFORTS:
+        return {switch: ask.effort != "none", **options}
+    if switch is not None:
+        raise InvalidParam(ask.effort_field, ask.effort, f"one of {', '.join(EFFORTS)}")
+    if ask.dropped is None:
+        raise UnsupportedField(ask.effort_field, "the chat template of this model knows no reasoning effort")
+    ask.dropped.add(ask.effort_field)
+    return options
