@@ -66,6 +66,7 @@ SAMPLES: Body = {
     "inference_geo": "eu", "speed": "fast", "betas": ["b"],
     "stop_sequences": ["z"], "output_config": {"format": FORMAT}, "output_format": FORMAT,
     "thinking": {"type": "enabled", "budget_tokens": 1024}, "instructions": "i", "reasoning": {"effort": "low"},
+    "enable_thinking": False, "effort": "low", "enabled": True, "exclude": True, "type": "enabled",
     "text": {"format": {"type": "text"}}, "truncation": "auto", "include": ["message.output_text.logprobs"],
     "background": True, "prompt_cache_options": {"a": 1}, "chat_template_kwargs": {"x": 1},
     "documents": [{"text": "x"}], "reasoning_effort": "low", "keep_alive": "5m", "format": "json", "think": True,
@@ -110,7 +111,8 @@ SAMPLES |= {
 READ = {"documents": "template"}
 # the same, and dropped by all others
 SWITCHES = {"chat_template_kwargs": "chat_template_kwargs.x", "reasoning_effort": "reasoning_effort",
-            "reasoning": "reasoning.effort"}  # fmt: skip
+            "reasoning": "reasoning.effort", "enable_thinking": "reasoning_effort", "thinking.type": "reasoning_effort",
+            "reasoning.effort": "reasoning_effort", "reasoning.enabled": "reasoning_effort"}  # fmt: skip
 
 
 def tables() -> States:
@@ -134,7 +136,7 @@ TABLES = tables()
 
 def body_of(route: str, field: str, state: str) -> Body:
     part, _, name = field.rpartition(".")
-    unread = state == "refused" or (state == "dropped" and SAMPLES.get(name, True) is True)
+    unread = state == "refused" or (state == "dropped" and isinstance(SAMPLES.get(name, True), bool))
     value = {"a": 1} if unread else ON.get(route, {}).get(name, SAMPLES.get(name, 1))
     beside = BESIDE.get(name, {}) if state != "refused" else {}
     if "responses" in route or "messages" in route:

@@ -9,8 +9,8 @@ import signal
 import socket
 import ssl
 import stat
-import sys
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path

@@ -163,7 +163,7 @@ def _conversation(request: CountRequest, served: Served, reader: Reader) -> Chat
     if effort is not None and "reasoning_effort" not in can.get("template_options", ()):
         reader.dropped.add("output_config.effort")
         effort = None
-    tools = reader.tools(r.tools or ())
+    tools = reader.tools(r.tools or (), required=mode == "required")
     return ChatAsk(
         messages=messages,
         places=reader.places,
@@ -176,6 +176,7 @@ def _conversation(request: CountRequest, served: Served, reader: Reader) -> Chat
         add_generation_prompt=messages[-1]["role"] != "assistant",
         thinking_budget=budget,
         adapter=served.adapter(r.model),
+        prompt_field="messages",
         dropped=reader.dropped,
     )
 

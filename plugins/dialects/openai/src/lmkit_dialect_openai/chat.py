@@ -143,7 +143,7 @@ class Chat(Exchange):
         finish, text = message.finish, turn.message.content
         assert finish is not None
         body = MessageBody("assistant", text if text or not (calls or reasoning) else None)
-        if reasoning and self._request.include_reasoning is not False:
+        if reasoning and self._request.shows_reasoning:
             body.reasoning_content = body.reasoning = reasoning
         if calls:
             body.tool_calls = [Call(call.id, CallFunction(call.name, call.arguments)) for call in calls]
@@ -192,7 +192,7 @@ class Chat(Exchange):
         delta, filled = Delta(), False
         if change.content:
             delta.content, filled = change.content, True
-        if change.reasoning and self._request.include_reasoning is not False:
+        if change.reasoning and self._request.shows_reasoning:
             delta.reasoning_content = delta.reasoning = change.reasoning
             filled = True
         if change.calls:
@@ -223,15 +223,16 @@ def ask_of(request: ChatRequest, served: Served) -> ChatAsk:
         tool_choice=r.choice,
         parallel_calls=r.parallel_tool_calls is not False,
         template_options=r.chat_template_kwargs or {},
-        effort=r.reasoning_effort,
+        effort=r.effort,
         documents=r.documents or (),
         add_generation_prompt=r.add_generation_prompt is not False,
         continue_final=goes_on,
-        thinking_budget=r.thinking_token_budget,
+        thinking_budget=r.thinking_budget,
         params=replace(params, grammar=r.answer_grammar()),
         n=r.n or 1,
         beams=r.beams(r.n or 1),
         adapter=served.adapter(r.model),
+        prompt_field="messages",
         dropped=r.dropped,
         priority=r.priority or 0,
         salt=r.cache_salt,
@@ -239,7 +240,7 @@ def ask_of(request: ChatRequest, served: Served) -> ChatAsk:
         include_stop=r.includes_stop,
         skip_special=r.skip_special_tokens is not False,
         grammar_field=r.answer_field,
-        last=r.last(served.max_length, max_tokens),
+        last=r.last(served, max_tokens),
     )
 
 

@@ -225,7 +225,7 @@ def ask_of(request: CompletionRequest, served: Served) -> TextAsk:
         include_stop=r.includes_stop,
         skip_special=r.skip_special_tokens is not False,
         grammar_field=r.answer_field,
-        last=r.last(served.max_length, max_tokens or _DEFAULT_TOKENS),
+        last=r.last(served, max_tokens or _DEFAULT_TOKENS),
     )
 
 

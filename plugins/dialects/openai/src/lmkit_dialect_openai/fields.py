@@ -95,9 +95,6 @@ CHAT_REFUSED: Mapping[str, Refused] = {
     "best_of": Refused("send n, and choose among the answers; /v1/completions has it", (1,)),
     "echo": Refused("send continue_final_message, or use /v1/completions"),
     "add_special_tokens": Refused("a chat template writes its own; use /v1/completions with a prompt"),
-    "reasoning": Refused("send reasoning_effort"),
-    "thinking": Refused("send reasoning_effort or chat_template_kwargs"),
-    "enable_thinking": Refused('send chat_template_kwargs {"enable_thinking": ...}'),
     "logprob_token_ids": Refused("send logprobs with top_logprobs up to 20"),
 }  # fmt: skip
 

@@ -75,7 +75,9 @@ class _Inputs(_Answer[Request, list[Pooled]]):
         request = self.request
         assert isinstance(request, InputRequest)
         special = request.add_special_tokens is not False
-        return PoolAsk(prompts=request.prompts(), params=self.params(), add_special=special, **self.shared)
+        return PoolAsk(
+            prompts=request.prompts(), params=self.params(), add_special=special, prompt_field="input", **self.shared
+        )
 
 
 class Embeddings(_Inputs[EmbeddingRequest]):
@@ -133,7 +135,10 @@ class Score(_Scores[ScoreRequest]):
 
     def make_ask(self) -> ScoreAsk:
         queries, documents = self.request.sides()
-        return ScoreAsk(queries=queries, documents=documents, activation=self.request.activation, **self.shared)
+        return ScoreAsk(
+            queries=queries, documents=documents, activation=self.request.activation, prompt_field="documents",
+            **self.shared,
+        )  # fmt: skip
 
     def body(self, answer: list[float]) -> dict[str, Any]:
         data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(answer)]
@@ -145,7 +150,9 @@ class Rerank(_Scores[RerankRequest]):
 
     def make_ask(self) -> ScoreAsk:
         r = self.request
-        return ScoreAsk(queries=[r.query], documents=r.texts(), activation=r.activation, **self.shared)
+        return ScoreAsk(
+            queries=[r.query], documents=r.texts(), activation=r.activation, prompt_field="documents", **self.shared
+        )
 
     def body(self, answer: list[float]) -> dict[str, Any]:
         """Best first; documents of equal score keep their order."""

@@ -100,6 +100,7 @@ def ask_of(request: GenerateRequest, served: Served) -> TextAsk:
         params=params,
         n=r.n or 1,
         adapter=served.adapter(request.model),
+        prompt_field="token_ids",
         dropped=request.dropped,
         priority=request.priority or 0,
         salt=request.cache_salt,
@@ -115,7 +116,7 @@ class RenderedChat(Chat):
     played = False
 
     def __init__(self, request: ChatRequest, served: Served) -> None:
-        if request.thinking_token_budget is not None:
+        if request.thinking_budget is not None:
             raise UnsupportedField("thinking_token_budget", "token ids cannot say how long the model may think")
         super().__init__(request, served)
         self._rendered = sampling_params(request)

@@ -20,6 +20,7 @@ from tokenizers.models import BPE
 
 from lmkit_tokenizer_json.added import add_tokens
 from lmkit_tokenizer_json.cleanup import CleaningDetokenizer, clean_up
+from lmkit_tokenizer_json.lowercase import lower
 from lmkit_tokenizer_json.window import WindowDetokenizer
 
 _LONG = 1024  # characters
@@ -241,6 +242,7 @@ def read_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = (), chat_templa
         raw = RawTokenizer.from_buffer(data)
     except Exception as e:  # the library raises bare Exception
         raise CheckpointError(f"{file} is not a tokenizer: {e}", fix="download or convert it again") from e
+    lower(raw, path)
     names, warnings = add_tokens(raw, path)
     settings = tokenizer_settings(path)
     raw.encode_special_tokens = bool(settings.get("split_special_tokens"))

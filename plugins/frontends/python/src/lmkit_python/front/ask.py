@@ -39,6 +39,7 @@ class Ask:
     adapter: str | None = None
     priority: int = 0  # smaller is sooner
     salt: str | None = None  # prompts with different ones share nothing of the cache
+    prompt_field: str = "prompt"  # what the client calls the prompt, for errors
     dropped: set[str] | None = None  # names of the client's fields that change nothing; None: they are refused
 
 
