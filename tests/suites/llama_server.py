@@ -30,6 +30,9 @@ DROPPED_VALUES = {  # the same without a counterpart
 }  # fmt: skip
 
 
+NAMES = ("gpt-3.5-turbo", "gpt-3.5-turbo-instruct", "davinci-002", "text-embedding-3-small", "test")  # llama-server takes any
+
+
 def arguments(given: list[str]) -> list[str]:
     """The arguments of `lmkit` for those of `llama-server`."""
     embeds = "--embedding" in given
@@ -37,7 +40,7 @@ def arguments(given: list[str]) -> list[str]:
     rest = iter(given)
     for option in rest:
         if option in VALUES:
-            value = next(rest)
+            value = ",".join((next(rest), *(NAMES if option == "--alias" else ())))
             if not (embeds and option == "--ctx-size"):
                 words += [VALUES[option], value]
         elif option in DROPPED_VALUES:

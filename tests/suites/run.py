@@ -32,7 +32,8 @@ def llama_cpp(checkout: Path, work: Path, left_out: Mapping[str, str]) -> tuple[
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{HERE / "llama_server.py"}" "$@"\n')
     program.chmod(0o755)
     environment = {"LLAMA_SERVER_BIN_PATH": str(program), "GITHUB_ACTION": "1"}  # the latter: half a minute to start
-    return tests, ["unit", *_ignored(left_out, tests)], environment
+    environment["PYTHONPATH"] = str(HERE)
+    return tests, ["unit", "-p", "llama_paths", *_ignored(left_out, tests)], environment
 
 
 def vllm(checkout: Path, work: Path, left_out: Mapping[str, str]) -> tuple[Path, list[str], dict[str, str]]:
