@@ -74,6 +74,15 @@ class ConfigError(LmkitError):
     status = 400
 
 
+class CannotSplit(ConfigError):
+    """A layer's weights cannot be divided over as many ranks as --tp or --ep asks for."""
+
+    code = "cannot-split"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, fix="use a smaller --tp or --ep, or --pp, whose ranks have whole layers")
+
+
 class UnknownKey(ConfigError):
     """An unknown key; names the nearest known one."""
 

@@ -42,6 +42,9 @@ class Anthropic(Dialect):
         served.check_model(request.model)
         return Messages(request, served) if isinstance(request, MessagesRequest) else Count(request, served)
 
+    def waiting(self) -> bytes:
+        return b'event: ping\ndata: {"type": "ping"}\n\n'
+
     def error(self, info: ErrorInfo) -> bytes:
         message = error_text(info)
         if info.code == ContextTooLong.code:

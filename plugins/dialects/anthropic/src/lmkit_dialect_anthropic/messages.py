@@ -165,7 +165,7 @@ def _conversation(request: CountRequest, served: Served, reader: Reader) -> Chat
     if effort is not None and "reasoning_effort" not in can.get("template_options", ()):
         reader.dropped.add("output_config.effort")
         effort = None
-    tools = reader.tools(r.tools or ())
+    tools = reader.tools(r.tools or (), required=mode == "required")
     return ChatAsk(
         messages=messages,
         places=reader.places,

@@ -52,7 +52,7 @@ class Block(Echoed):
     name: Name | None = None
     input: Arguments = ""
     tool_use_id: Label | None = None
-    content: Content | Annotated[list[Block], Field(fail_fast=True, max_length=MAX_BLOCKS)] | None = None
+    content: Content | Annotated[list[Block], Field(fail_fast=True, max_length=MAX_BLOCKS)] | Json | None = None
     is_error: bool | None = None
 
 

@@ -63,6 +63,9 @@ class Part(strict.Part):
 Parts = Annotated[list[Part], Field(fail_fast=True, max_length=MAX_PARTS)]
 
 
+Results = Annotated[list[Json], Field(fail_fast=True, max_length=MAX_PARTS)]  # of commands
+
+
 def _text(value: Any) -> Any:
     """Arguments as a text, also where an item has them as an object; None: it has none."""
     return None if value is None else strict.as_arguments(value)
@@ -82,7 +85,12 @@ class Item(Echoed):
     call_id: Label | None = None
     name: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     arguments: Annotated[Content | None, BeforeValidator(_text)] = None
-    output: Content | Parts | None = None
+    namespace: Label | None = None
+    input: Content | None = None  # of a custom tool
+    execution: Label | None = None  # who searches for tools
+    action: Json | None = None  # of a shell
+    operation: Json | None = None  # on a file
+    output: Annotated[Content | Parts | Results | None, Field(union_mode="left_to_right")] = None
     # of what was done with an MCP server
     server_label: Label | None = None
     error: Content | Json | None = None
@@ -110,13 +118,17 @@ class Approval(Strict):
 
 
 class Tool(Echoed):
-    """A function, or the tools of an MCP server."""
+    """A function, a custom tool, a namespace of these, a search for tools, or the tools of an MCP server; any other
+    type is a tool that some service would run."""
 
     type: Annotated[str, Field(max_length=64)]
     name: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     description: Content | None = None
     parameters: Json | None = None
     strict: bool | None = None
+    format: Json | None = None  # of the input of a custom tool
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None  # of a namespace
+    execution: Label | None = None  # who searches for tools
     # of a server
     server_label: Label | None = None
     server_url: Annotated[str, Field(max_length=2048)] | None = None
@@ -138,6 +150,7 @@ class NamedTool(Echoed):
 
     type: Annotated[str, Field(max_length=64)]
     name: Annotated[str, Field(max_length=128)] | None = None
+    namespace: Label | None = None
     server_label: Label | None = None
     mode: Literal["auto", "required"] | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
@@ -192,9 +205,7 @@ class CountRequest(Open):
             if getattr(thought, name) not in (None, "auto", "standard") or (name == "summary" and thought.summary):
                 self.dropped.add(f"reasoning.{name}")
         if self.text is not None and self.text.verbosity not in (None, "medium"):
-            raise UnsupportedField(
-                "text.verbosity", "nothing here makes answers longer or shorter", fix="say it in the instructions"
-            )
+            self.dropped.add("text.verbosity")
 
     def items(self) -> list[Item]:
         """The input, of which a text is one message."""

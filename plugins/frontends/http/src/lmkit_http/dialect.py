@@ -178,6 +178,13 @@ class Dialect(ABC):
         the route would, errors too, when there is room: behind all that clients wait for."""
         return
 
+    def waiting(self) -> bytes:
+        """What is sent while a stream waits, for proxies that cut silent connections; no parser of the stream may see
+        it: a comment among events, a blank before a line of JSON. b"": nothing."""
+        if self.stream_type.startswith("text/event-stream"):
+            return b": waiting\n\n"
+        return b" " if self.stream_type.startswith("application/x-ndjson") else b""
+
     def error(self, info: ErrorInfo) -> bytes:
         """The JSON body of an error."""
         return error_json(info)

@@ -244,7 +244,9 @@ def _vectors(
     text: TextSide, facts: EngineFacts, ask: VectorAsk, id: str, prompts: Sequence[Prompt], params: PoolingParams,
     add_special: bool = True,
 ) -> list[Turn]:  # fmt: skip
-    """A turn for each prompt."""
+    """A turn for each prompt: of texts with what the checkpoint puts before them."""
+    before = facts.pooler.prompt if facts.pooler is not None else ""
+    prompts = [before + prompt if isinstance(prompt, str) else prompt for prompt in prompts]
     _check_uncut(text, facts, ask, prompts)
     turns: list[Turn] = []
     for i, prompt in enumerate(prompts):
