@@ -101,7 +101,6 @@ async def test_a_character_of_several_tokens_loses_none_in_a_stream() -> None:
         (GENERATE, {"token_ids": [1], "sampling_params": {}, "kv_transfer_params": {"a": 1}}, "kv_transfer"),
         (GENERATE, {"token_ids": [1], "sampling_params": {}, "output_mode": "text"}, "output_mode"),
         (GENERATE, {"token_ids": [1], "sampling_params": {"prompt_logprobs": 1}, "stream": True}, "stream"),
-        ("/v1/chat/completions/render", CHAT | {"stream": True}, "streamed"),
         ("/v1/chat/completions/render", CHAT | {"model": "other"}, "other"),
         ("/v1/completions/render", {"prompt": "x", "best_of": 2}, "best_of"),
         ("/v1/chat/completions/render", CHAT | {"thinking_token_budget": 5}, "thinking_token_budget"),

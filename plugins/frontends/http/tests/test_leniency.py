@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from lmkit_dialect_openai.fields import CHAT_REFUSED, DROPPABLE
 from lmkit_http.settings import ServerSettings
 from lmkit_testing.serving import ServedLLM, scripted
+from lmkit_tokenizer_json.render import Renderer
 
 USER = {"role": "user", "content": "Hello"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -255,3 +257,23 @@ async def test_tokens_by_their_ids(connect: Any) -> None:
     (token,) = scripted("a").text.tokenizer.encode("a", add_special=False)
     assert entry["token"] == f"token_id:{token}"
     assert entry["top_logprobs"][0]["token"].startswith("token_id:")
+
+
+THINKS = "{{ messages[-1].content }}{% if enable_thinking %}[on]{% else %}[off]{% endif %}"
+SWITCHED: list[tuple[dict[str, Any], str]] = [
+    ({"reasoning_effort": "none"}, "[off]"), ({"reasoning_effort": "high"}, "[on]"),
+    ({"enable_thinking": False}, "[off]"), ({"enable_thinking": True}, "[on]"),
+    ({"thinking": {"type": "disabled"}}, "[off]"), ({"thinking": {"type": "enabled", "budget_tokens": 100}}, "[on]"),
+    ({"thinking": False}, "[off]"), ({"thinking": {"type": "auto"}}, "[off]"),
+    ({"reasoning": {"effort": "low"}}, "[on]"), ({"reasoning": {"enabled": False}}, "[off]"),
+    ({"chat_template_kwargs": {"enable_thinking": True}}, "[on]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("switch", "seen"), SWITCHED, ids=str)
+async def test_switches_of_thinking_under_all_their_names(connect: Any, switch: dict[str, Any], seen: str) -> None:
+    llm = scripted("ok")
+    llm.text = replace(llm.text, renderer=Renderer(THINKS, {}))
+    status, named, error = await ask(connect, llm, {"messages": [USER], **switch})
+    assert (status, named) == (200, set()), error
+    assert prompt(llm) == f"Hello{seen}"

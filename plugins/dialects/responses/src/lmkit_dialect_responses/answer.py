@@ -380,7 +380,7 @@ def ask_of(request: ResponsesRequest, served: Served, items: list[Placed], reade
     given |= {k: v for k in ("temperature", "top_p", "top_k", "min_p", "seed") if (v := getattr(r, k)) is not None}
     # max_output_tokens is a ceiling in this API: an answer may be shorter where the context ends
     params = SamplingParams(max_tokens=None, logprobs=r.logprobs, grammar=r.grammar, **given)
-    last = max(1, served.max_length - (r.max_output_tokens or 1)) if r.truncation == "auto" else None
+    last = served.prompt_room(r.max_output_tokens) if r.truncation == "auto" else None
     return replace(
         ask, params=params, default_tokens=r.max_output_tokens, grammar_field="text.format", last=last,
         priority=r.priority or 0, salt=r.cache_salt,
@@ -402,6 +402,7 @@ def conversation_ask(request: CountRequest, served: Served, items: list[Placed],
         effort=r.reasoning.effort if r.reasoning is not None else None,
         effort_field="reasoning.effort",
         adapter=served.adapter(r.model),
+        prompt_field="input",
         dropped=r.dropped,
     )
 

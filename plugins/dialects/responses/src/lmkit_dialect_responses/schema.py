@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from lmkit.api import MAX_LOGPROBS, MAX_TOKENS, Grammar
+from lmkit.api import MAX_LOGPROBS, Grammar
 from lmkit_formats import closed
 from lmkit_http import strict
 from lmkit_http.dialect import UnsupportedField
@@ -20,6 +20,7 @@ from lmkit_http.strict import (
     Json,
     Label,
     Open,
+    OutputTokens,
     Refused,
     Strict,
 )
@@ -227,9 +228,9 @@ class CountRequest(Open):
 
 class ResponsesRequest(CountRequest):
     droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = DROPPABLE
-    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), NUMBER] | None = None
+    max_output_tokens: OutputTokens | None = None
     temperature: Annotated[float, Field(ge=0, le=2), NUMBER] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1), NUMBER] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), NUMBER] | None = None
     include: Annotated[
         list[Literal[

@@ -446,5 +446,6 @@ def free_memory() -> None:
 def base_model(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> BaseModel:
     """What adapters need to know of the model that they are for."""
     loader = make(choice_of(resolved, "loader"))
-    entries = {entry.name: entry for entry in loader.tensors(checkpoint)}
-    return BaseModel(Rules(architecture_of(resolved).weights(info)), loader, entries)
+    rules = Rules(architecture_of(resolved).weights(info))
+    entries = {rules.named(entry.name): entry for entry in loader.tensors(checkpoint)}
+    return BaseModel(rules, loader, entries)

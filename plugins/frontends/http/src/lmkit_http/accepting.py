@@ -3,9 +3,9 @@
 An event loop accepts one connection between two looks at all others (uvloop), so that on a busy server new ones, the
 probes of an orchestrator too, wait for seconds before anybody may refuse them. Here all that wait are taken at once.
 
-Where several processes listen at one socket, the kernel wakes all of them, and whoever slept least deeply takes everything: on a server that is not busy that is the
-same one again and again, which then has all the connections that clients keep for when there is much to ask. So who has
-more than another lets a moment pass first.
+Where several processes listen at one socket, the kernel wakes all of them, and whoever slept least deeply takes
+everything: on a server that is not busy that is the same one again and again, which then has all the connections that
+clients keep for when there is much to ask. So who has more than another lets a moment pass first.
 """
 
 from __future__ import annotations

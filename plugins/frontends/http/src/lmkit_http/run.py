@@ -20,7 +20,7 @@ from lmkit.logs import TIMED, write_json, written_logs
 
 from lmkit_http.accepting import Acceptor
 from lmkit_http.access_log import figures
-from lmkit_http.listening import Certificate, bind, is_loopback, release, url_of
+from lmkit_http.listening import Certificate, bind, bind_beside, is_loopback, release, url_of
 from lmkit_http.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -159,6 +159,7 @@ async def run_app(
     app = build_app(llm, settings, dialects)
     how = transport(app, settings, timeout_graceful_shutdown=5, backlog=_BACKLOG)
     server = Server(how, app.state.backend, certificate)
+    server.beside = bind_beside(settings, sock)
     await _until_signal(server, llm, sock, sock, settings, on_ready)
 
 
@@ -194,7 +195,7 @@ def _known_to(settings: ServerSettings) -> ServerSettings:
     """Without a key a web page must not reach us through a name that resolves to this machine."""
     if settings.uds or settings.api_keys or settings.allowed_hosts or not is_loopback(settings.host):
         return settings
-    return _with_hosts(settings)
+    return replace(settings, local_hosts=True, allowed_hosts=(settings.host,))
 
 
 async def _until_signal(
@@ -229,15 +230,9 @@ def transport(app: Any, settings: ServerSettings, **options: Any) -> uvicorn.Con
     protocol: Any = partial(BoundedProtocol, door=app.state.door)  # called as the class would be
     return uvicorn.Config(
         app, http=protocol, log_config=None, log_level="warning",
-        access_log=False, server_header=False,
+        access_log=False, server_header=False, timeout_keep_alive=settings.keep_alive,  # type: ignore[arg-type]
         lifespan="off", ws="none", h11_max_incomplete_event_size=settings.max_headers, **options,
     )  # fmt: skip
-
-
-def _with_hosts(settings: ServerSettings) -> ServerSettings:
-    from lmkit_http.gate import LOCAL_HOSTS
-
-    return replace(settings, allowed_hosts=tuple(sorted(LOCAL_HOSTS | {settings.host.lower()})))
 
 
 class Server(uvicorn.Server):
@@ -256,7 +251,8 @@ class Server(uvicorn.Server):
             config.load()
             config.ssl = certificate.context
         self._stopping: asyncio.Task[None] | None = None
-        self._accepting: asyncio.Future[None] | None = None
+        self._accepting: list[asyncio.Future[None]] = []
+        self.beside: list[socket.socket] = []  # where it listens, too
 
     async def run_until_signal(self, sock: socket.socket, ready: Callable[[], Awaitable[None]]) -> None:
         """Raises what the engine died of, when no signal came first."""
@@ -285,6 +281,7 @@ class Server(uvicorn.Server):
         """Until it is told to stop. `sock`: where it accepts connections; None: `ready` sees to that. `beside`: what is
         done meanwhile."""
         tasks = [asyncio.ensure_future(work) for work in beside]
+        listeners = [sock, *self.beside] if sock is not None else []
         if self._certificate is not None:
             tasks.append(asyncio.ensure_future(self._certificate.watch()))
         serving = asyncio.ensure_future(self._serve([]))
@@ -292,26 +289,27 @@ class Server(uvicorn.Server):
             while not (self.started or serving.done()):
                 await asyncio.sleep(0.005)
             if not serving.done():
-                if sock is not None:
-                    sock.setblocking(False)
-                    sock.listen(_BACKLOG)
-                    self.accept(Acceptor(sock, self))
+                for listener in listeners:
+                    listener.setblocking(False)
+                    listener.listen(_BACKLOG)
+                    self.accept(Acceptor(listener, self))
                 await ready()
             await serving
         finally:
             for task in (serving, *tasks):
                 task.cancel()
-            if sock is not None and sock.family != socket.AF_UNIX:  # whose path `release` removes
-                sock.close()
+            for listener in listeners:
+                if listener.family != socket.AF_UNIX:  # whose path `release` removes
+                    listener.close()
 
     def accept(self, acceptor: Acceptor) -> None:
         """Connections are accepted until the server stops."""
-        self._accepting = asyncio.ensure_future(acceptor.run())
+        self._accepting.append(asyncio.ensure_future(acceptor.run()))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Nobody is accepted any more, whoever still is answered."""
-        if self._accepting is not None:
-            self._accepting.cancel()
+        for task in self._accepting:
+            task.cancel()
         await super().shutdown(sockets)
 
     async def _watch(self) -> None:
