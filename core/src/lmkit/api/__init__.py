@@ -131,6 +131,7 @@ from lmkit.contracts.text import (
     Text,
     ToolArgs,
     ToolChoice,
+    ToolCut,
     ToolDef,
     ToolEnd,
     ToolStart,

@@ -82,7 +82,7 @@ class SamplingParams:
     """How to turn logits into tokens. Raises InvalidParam(field, value, limit) on construction.
 
     `max_tokens=None` means as many as fit: the front end replaces it before the request enters the engine.
-    `stop` is read by the front end only; the engine sees token ids.
+    `stop` and `stop_in` are read by the front end only; the engine sees token ids.
     """
 
     max_tokens: int | None = None
@@ -97,6 +97,9 @@ class SamplingParams:
     seed: int | None = None  # noise is a function of (seed, position): there is no generator state
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
+    stop_in: Literal["content", "output"] = (
+        "content"  # what `stop` is about: the visible answer, or all that is written
+    )
     ignore_eos: bool = False
     logprobs: int | None = None  # number of alternatives beside the sampled token; None = off
     prompt_logprobs: int | None = None
@@ -138,6 +141,8 @@ class SamplingParams:
                 _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
         if len(self.stop) > MAX_STOP or not all(isinstance(s, str) and 0 < len(s) <= 1024 for s in self.stop):
             raise InvalidParam("stop", self.stop, f"at most {MAX_STOP} non-empty strings of at most 1024 characters")
+        if self.stop_in not in ("content", "output"):
+            raise InvalidParam("stop_in", self.stop_in, "content or output")
         if len(self.stop_token_ids) > MAX_STOP_IDS:
             raise InvalidParam("stop_token_ids", len(self.stop_token_ids), f"at most {MAX_STOP_IDS} ids")
         for token in self.stop_token_ids:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from lmkit.api import (
     StreamParser,
     Text,
     ToolArgs,
+    ToolCut,
     ToolDef,
     ToolEnd,
     ToolStart,
@@ -22,7 +24,7 @@ from lmkit.api import (
 from lmkit.plugins.refs import call
 
 log = logging.getLogger("lmkit.plugins")
-_EVENTS = (Text, Reasoning, ToolStart, ToolArgs, ToolEnd, ParseWarning)
+_EVENTS = (Text, Reasoning, ToolStart, ToolArgs, ToolEnd, ToolCut, ParseWarning)
 _NAMES = ", ".join(kind.__name__ for kind in _EVENTS)
 
 
@@ -35,6 +37,7 @@ class PluginParser:
         if not (callable(getattr(self._parser, "feed", None)) and callable(getattr(self._parser, "flush", None))):
             raise self._wrong("start", self._parser, "an object with feed and flush")
         self._unseen: str | None = ""  # what was fed, until an event comes
+        self._arguments: list[str] = []  # of the open call
 
     def __getattr__(self, name: str) -> Any:
         """`inside` and `pending` are there if the plugin's parser has them."""
@@ -62,13 +65,31 @@ class PluginParser:
                 raise self._wrong(method, event, f"events ({_NAMES})")
             if isinstance(event, (Text, Reasoning)) and not isinstance(event.text, str):
                 raise self._wrong(method, event, "events whose text is a str")
-        return list(events)
+        return [self._counted(event) for event in events]
+
+    def _counted(self, event: ParseEvent) -> ParseEvent:
+        """The event; a call that ends with arguments that are no JSON object was cut, whatever the parser says."""
+        if isinstance(event, ToolStart):
+            self._arguments = []
+        elif isinstance(event, ToolArgs):
+            self._arguments.append(event.json_fragment)
+        elif isinstance(event, ToolEnd) and not _is_object("".join(self._arguments)):
+            log.warning("%s ended a call whose arguments are no JSON object", self._owner)
+            return ToolCut(event.index)
+        return event
 
     def _wrong(self, method: str, returned: object, needed: str) -> PluginError:
         return PluginError(
             f"{self._owner}: {method} gave {returned!r:.80}, where lmkit needs {needed}",
             fix="correct the plugin, or start with another parser (none is possible too)",
         )
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _call(owner: str, function: Callable[..., Any], *args: Any) -> Any:

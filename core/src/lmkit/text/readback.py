@@ -20,6 +20,7 @@ from lmkit.api import (
     ResolvedPlan,
     Text,
     ToolArgs,
+    ToolCut,
     ToolDef,
     ToolStart,
 )
@@ -62,6 +63,8 @@ class Shown:
         if self.kind == "reasoning_parser":
             thought = "".join(e.text for e in events if isinstance(e, Reasoning)).strip()
             return len(content) if thought == _THOUGHT and _ANSWER in content else None
+        if any(isinstance(e, ToolCut) for e in events):
+            return None
         names = [e.name for e in events if isinstance(e, ToolStart)]
         arguments = "".join(e.json_fragment for e in events if isinstance(e, ToolArgs))
         same = arguments.replace(" ", "") == self.arguments.replace(" ", "")

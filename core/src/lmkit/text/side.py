@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -158,11 +158,13 @@ class TextSide:
         skip_special: bool = True,
         single_call: bool = False,
         constrained: bool = False,
+        whole_calls: bool | Collection[str] = False,
     ) -> OutputStream:
         """The stream of one choice. `parse=False`: all output is text (completions, reasoning is not separated).
 
         `constrained`: `constrain` says that the answer is calls, or one text in which markers are text. What is not
         parsed, or goes on with a message (`continued`), joins to the text of `prompt_ids`; other answers begin anew.
+        `whole_calls`: see OutputStream.
         """
         context = prompt_ids if continued or not parse else ()
         formats = in_order(self.reasoning_format, self.tool_format if tools else None) if parse else []
@@ -177,6 +179,7 @@ class TextSide:
             Usage(len(prompt_ids)),
             show_stop=include_stop,
             single_call=single_call,
+            whole_calls=whole_calls,
         )
 
 

@@ -5,7 +5,7 @@ A dialect makes an ask of a body, `LLM` of its arguments, a command of its optio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -83,6 +83,8 @@ class ChatAsk(GenerateAsk):
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     parallel_calls: bool = True
+    # calls of these tools (True: all) come when they are complete, and those that were cut as the text that was written
+    whole_calls: bool | Collection[str] = False
     template_options: Mapping[str, Any] = field(default_factory=dict)
     effort: str | None = None  # of reasoning
     effort_field: str = "reasoning_effort"  # what the client calls it

@@ -157,7 +157,7 @@ def _chat(text: TextSide, facts: EngineFacts, ask: ChatAsk, id: str) -> list[Tur
         return text.output_stream(
             params, tail, ask.tool_defs, prompt_ids=token_ids, continued=ask.continue_final,
             include_stop=ask.include_stop, skip_special=ask.skip_special, single_call=not ask.parallel_calls,
-            constrained=constrained,
+            constrained=constrained, whole_calls=ask.whole_calls,
         )  # fmt: skip
 
     read = shown(prompt)
