@@ -31,6 +31,7 @@ from lmkit_http.strict import (
     Name,
     Open,
     Refused,
+    check_arguments,
 )
 from lmkit_http.strict import Tool as FunctionTool
 from pydantic import Field, JsonValue
@@ -171,6 +172,8 @@ class Said(Echoed):
         """The same in the names of the OpenAI API, which templates read. Raises UnsupportedField."""
         if self.images:
             raise UnsupportedField(f"messages.{number}.images", "this model takes no images", fix="send text alone")
+        for i, call in enumerate(self.tool_calls or ()):
+            check_arguments(call.function.arguments, f"messages.{number}.tool_calls.{i}.function.arguments")
         calls = [
             {"id": call.id, "type": "function",
              "function": {"name": call.function.name, "arguments": call.function.arguments}}

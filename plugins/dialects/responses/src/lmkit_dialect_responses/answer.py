@@ -202,9 +202,9 @@ class Respond(Exchange):
         item = self._begun(part, index, "incomplete" if cut else "completed")
         kind = self._kind(part)
         if kind == "custom":
-            item["input"] = custom_input(part.text)
+            item["input"] = "" if cut else custom_input(part.text)  # any part of a text would be run
         elif kind == "search":
-            item["arguments"] = search_arguments(part.text)
+            item["arguments"] = {} if cut else search_arguments(part.text)
         elif part.kind == "call":
             item["arguments"] = part.text
         else:
