@@ -33,7 +33,6 @@ ASKERS = {
     "plugins/frontends/bench/src/lmkit_bench/server.py": "the same",
     "plugins/frontends/cli/src/lmkit_cli/remote.py": "the server that the user names, from the command line",
     "plugins/frontends/http/src/lmkit_http/handing.py": "the first process, by a Unix socket",
-    "plugins/frontends/run-batch/src/lmkit_run_batch/command.py": "addresses of the user's own command line",
     "plugins/frontends/split/src/lmkit_split/app.py": "the servers that the user names",
     "plugins/frontends/top/src/lmkit_top/server.py": "the server that the user names",
     "plugins/kv_connectors/stores/src/lmkit_stores/peers.py": "peers that the user names",
