@@ -89,7 +89,7 @@ class SamplingParams:
     min_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0  # 0 = the likeliest token, and becomes top_k = 1
-    top_k: int = 0  # 0 = off
+    top_k: int = 0  # 0 or -1 = off
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -121,6 +121,8 @@ class SamplingParams:
         _integer("min_tokens", self.min_tokens, 0, MAX_TOKENS if self.max_tokens is None else self.max_tokens)
         _number("temperature", self.temperature, 0.0, 100.0)
         _number("top_p", self.top_p, 0.0, 1.0)
+        if self.top_k == -1:  # as other engines write it
+            _set(self, "top_k", 0)
         _integer("top_k", self.top_k, 0, 1 << 31)
         if self.top_p == 0:  # the smallest set of tokens, which has one: the likeliest
             _set(self, "top_p", 1.0)

@@ -439,7 +439,9 @@ class Resolver:
         length, block = values.get("model.max_length"), values.get("cache.block_size")
         if length is not None and not 0 < int(length.value) <= info.max_length:
             raise ConfigError(
-                f"max_length is {length.value}, the model was made for at most {info.max_length}",
+                f"max_length is {length.value}, the model "
+                + (f"runs with at most {info.max_length} here: " if info.length_note else "was made for at most ")
+                + (info.length_note or str(info.max_length)),
                 fix=f"--max-length {info.max_length}",
             )
         if block is not None and block.value not in dims:

@@ -232,6 +232,43 @@ async def test_only_the_end_of_a_long_prompt_is_read(connect: Any) -> None:
     assert (await connect(llm).post("/v1/completions", json={"prompt": "x" * 150})).status_code == 400
 
 
+async def test_usage_in_every_chunk_needs_include_usage(connect: Any) -> None:
+    for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": [USER]})):
+        options = {"continuous_usage_stats": True}
+        response = await connect(scripted("abc")).post(path, json={**body, "stream": True, "stream_options": options})
+        assert response.status_code == 200
+        assert "usage" not in response.text
+
+
+async def test_answers_and_chunks_have_a_fingerprint(connect: Any) -> None:
+    found = set()
+    for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": [USER]})):
+        found.add((await connect(scripted("abc")).post(path, json=body)).json()["system_fingerprint"])
+        streamed = (await connect(scripted("abc")).post(path, json={**body, "stream": True})).text
+        lines = [line for line in streamed.split("\n\n") if line.startswith("data: {")]
+        found.update(json.loads(line[6:])["system_fingerprint"] for line in lines)
+    (fingerprint,) = found
+    assert fingerprint.startswith("fp_")
+
+
+async def test_a_byte_order_mark_before_a_body_is_ignored(connect: Any) -> None:
+    for path, body in (
+        ("/v1/completions", {"prompt": "x"}), ("/invocations", {"prompt": "x"}), ("/tokenize", {"prompt": "x"}),
+        ("/api/generate", {"model": "scripted", "prompt": "x"}), ("/v1/responses", {"input": "x"}),
+    ):  # fmt: skip
+        content = b"\xef\xbb\xbf" + json.dumps(body).encode()
+        assert (await connect(scripted("ok")).post(path, content=content)).status_code == 200, path
+
+
+async def test_the_blank_at_the_end_of_a_bad_word_counts(connect: Any) -> None:
+    llm = scripted("ok")
+    await connect(llm).post("/v1/completions", json={"prompt": "x", "bad_words": ["42 ", " no"]})
+    (request,) = llm.client.requests  # type: ignore[attr-defined]
+    decode = llm.text.tokenizer.decode
+    banned = [decode(ids) for ids in request.params.extra["bad_words"]["ids"]]
+    assert banned == ["42 ", " 42 ", "no", " no"]
+
+
 async def test_usage_in_every_chunk(connect: Any) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"prompt": "x", "stream": True, "stream_options": options}

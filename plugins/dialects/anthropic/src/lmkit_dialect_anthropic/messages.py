@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
+from uuid import uuid4
 
 import msgspec
 from lmkit.api import Grammar, SamplingParams, ToolChoice
@@ -44,6 +45,7 @@ class Messages(Exchange):
         self._model = request.model or served.names[0]
         self.streamed = bool(request.stream)
         self._thinks = request.thinks  # else reasoning is not shown
+        self.id = f"msg_{uuid4().hex}"  # clients tell ids by how they begin
         self.headers = {"request-id": self.id}
         self._block: str | int | None = None  # the open one: "thinking", "text", or the number of a call
         self._num_blocks = 0

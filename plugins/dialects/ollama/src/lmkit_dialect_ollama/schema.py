@@ -51,11 +51,11 @@ StopText = Annotated[str, Field(max_length=1024)]
 class Options(Open):
     """How to sample. What says how a model is loaded is settled when the server starts: it is dropped, and named."""
 
-    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = dict.fromkeys(_LOADING, ())
+    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **dict.fromkeys(_LOADING, ()), "mirostat_tau": (5.0,), "mirostat_eta": (0.1,),  # mirostat itself is refused
+    }  # fmt: skip
     refused: ClassVar[Mapping[str, Refused]] = {
         "mirostat": Refused("send temperature with top_p or min_p", (0,)),
-        "mirostat_tau": Refused("send temperature with top_p or min_p", (5.0,)),
-        "mirostat_eta": Refused("send temperature with top_p or min_p", (0.1,)),
         "tfs_z": Refused("send min_p", (1, 1.0)),
         "typical_p": Refused("send min_p", (1, 1.0)),
         "penalize_newline": Refused("leave it out", (True,)),

@@ -274,7 +274,7 @@ class Sampling(Open):
         found: dict[str, Any] = dict(self.vllm_xargs or {})
         fields: dict[str, list[Any]] = {"allowed_token_ids": self.allowed_token_ids or []}
         # as it is written where a text begins, and after a blank
-        forms = [tuple(tokenizer.encode(f"{blank}{word.strip()}", add_special=False))
+        forms = [tuple(tokenizer.encode(f"{blank}{word.lstrip()}", add_special=False))
                  for word in self.bad_words or () for blank in ("", " ")]  # fmt: skip
         fields["bad_words"] = [list(form) for form in dict.fromkeys(forms) if form]
         for name, ids in fields.items():

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -271,6 +272,7 @@ def parse(kind: type[Model], body: bytes | bytearray, most: int = MAX_IDS, lenie
     """A request from its JSON body. `most`: values in lists and objects that the body may have. `lenient`: unknown
     fields of a request that is Open are dropped. Raises RequestError that names the first wrong field."""
     check_shape(body, min(most, kind.max_values))
+    body = body.removeprefix(BOM_UTF8)  # RFC 8259, 8.1: parsers may ignore it
     try:
         request = kind.model_validate_json(body)
     except ValidationError as e:

@@ -141,9 +141,10 @@ class VectorAsk(Ask):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolAsk(VectorAsk):
-    """Vectors of prompts."""
+    """Vectors of prompts, or of one conversation as the chat template renders it."""
 
-    prompts: Sequence[Prompt]
+    prompts: Sequence[Prompt] = ()
+    chat: ChatAsk | None = None
     params: PoolingParams | None = None  # None: the model's own task
     add_special: bool = True
 

@@ -216,7 +216,12 @@ def _pool(text: TextSide, facts: EngineFacts, ask: PoolAsk, id: str) -> list[Tur
     params = ask.params or PoolingParams(pooler.task if pooler is not None else "embed")
     if pooler is None or params.task not in pooler.tasks:
         raise UnsupportedTask(params.task, _tasks(facts))
-    return _vectors(text, facts, ask, id, ask.prompts, params, ask.add_special)
+    if ask.chat is None:
+        return _vectors(text, facts, ask, id, ask.prompts, params, ask.add_special)
+    check_texts(text.tokenizer, strings(ask.chat.messages), facts, TEMPLATE_SLACK)
+    prompt = rendered(text, ask.chat)
+    token_ids = text.encode_prompt(prompt, add_special=ask.add_special, limit=ask.limit)
+    return [_vector_turn(text, facts, ask, f"{id}-0", 0, shown(prompt), token_ids, params)]
 
 
 def _score(text: TextSide, facts: EngineFacts, ask: ScoreAsk, id: str) -> list[Turn]:
