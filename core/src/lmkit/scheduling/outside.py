@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lmkit.api import KVConnector, KVKey, StepPlan, StepResult
+from lmkit.api import CachedBlock, KVConnector, KVKey, StepPlan, StepResult
 from lmkit.scheduling.groups import FullGroup
 from lmkit.scheduling.request import Request
 
@@ -18,6 +18,7 @@ class Outside:
 
     def __init__(self, connector: KVConnector, groups: Sequence[FullGroup]) -> None:
         self.connector, self.pools, self.block_size = connector, [group.pool for group in groups], groups[0].block_size
+        self._cached = getattr(connector, "cached", None)  # optional, of connectors that publish events
         for pool in self.pools:
             pool.evicted = []
         self._due: list[tuple[KVKey, int, int]] = []  # wanted: key, block, the step planned when it was published
@@ -48,6 +49,8 @@ class Outside:
         tokens = r.tokens[i * self.block_size : (i + 1) * self.block_size]
         if self.connector.computed(key, parent, tokens):
             self._due.append((key, block, self.pools[group].step))
+        if self._cached is not None:
+            self._cached(CachedBlock(key, parent if i else None, tokens, r.adapter, r.salt))
 
     def settle(self, plan: StepPlan) -> None:
         """Completes a plan: workers first read the blocks that steps before it wrote, some of which it takes."""

@@ -169,15 +169,17 @@ def _answering(
                 incoming = _incoming(route, body, request)
                 # in a thread: a template or a long prompt may take its time, the other streams must not wait for it
                 caller = caller_of(request.scope)
-                work = backend.workers.run(len(body), prepared, backend, dialects, asked, incoming, caller)
+                arguments = (backend, dialects, asked, incoming, caller)
+                work = backend.workers.run(len(body), prepared, *arguments, files=asked.files)
                 dialect, found = await while_connected(request.receive, work)
             if isinstance(found, Answer):
                 if isinstance(found.body, Path):
                     return FileResponse(found.body, found.status, found.headers, found.media_type)
                 return Response(found.body, found.status, found.headers, found.media_type)
             exchange, generation = found
+            backend.backlogs.check_room(caller.tenant, generation.reserved, len(backend.settings.api_keys) > 1)
+            deadline = _deadline(place, generation)  # before it runs: what is refused here leaves nothing behind
             entry = backend.begin(exchange, generation, path, caller.tenant, incoming.headers)
-            deadline = _deadline(place, generation)
         finally:
             backend.prepared()
         if exchange.streamed:

@@ -20,6 +20,7 @@ from tokenizers.models import BPE
 
 from lmkit_tokenizer_json.added import add_tokens
 from lmkit_tokenizer_json.cleanup import CleaningDetokenizer, clean_up
+from lmkit_tokenizer_json.lowercase import lower
 from lmkit_tokenizer_json.window import WindowDetokenizer
 
 _LONG = 1024  # characters
@@ -244,6 +245,7 @@ def read_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = (), chat_templa
     names, warnings = add_tokens(raw, path)
     settings = tokenizer_settings(path)
     raw.encode_special_tokens = bool(settings.get("split_special_tokens"))
+    lower(raw, path)
     templates = chat_templates(path)
     special = {k: content_of(v) for k, v in settings.items() if k.endswith("_token") and content_of(v)} | names
     return JsonTokenizer(
