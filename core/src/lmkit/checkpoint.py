@@ -6,6 +6,7 @@ import json
 import os
 import re
 import stat
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ QUANTIZED = "*quant*config.json"  # where producers say how weights are stored t
 MODULES = "modules.json"
 FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")  # in the library's order
 TOKENIZER = "tokenizer_config.json"  # where the longest text is said that the transformer's own file does not say
+MAX_HEADER = 100_000_000  # bytes, as the safetensors library has it
 MAX_MODULES = 16
 MAX_MODULE_BYTES = 8 << 20  # of modules.json and of each module's configuration
 
@@ -150,6 +152,26 @@ def _no_weights(path: Path) -> CheckpointError:
         fix = "give the directory of its base model, and the adapter with --lora-modules NAME=DIRECTORY"
         return CheckpointError(f"{path} has only an adapter ({ADAPTER})", fix=fix)
     return CheckpointError(f"{path} has no *.safetensors files")
+
+
+def check_headers(files: Sequence[Path]) -> None:
+    """Raises CheckpointError naming a safetensors file that was cut off or whose header cannot be read."""
+    for path in files:
+        try:
+            if not path.is_file():
+                raise ValueError("it is no regular file")
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                (length,) = struct.unpack("<Q", file.read(8))
+                if not 0 < length <= min(MAX_HEADER, size - 8):
+                    raise ValueError(f"its header has {length} bytes, the file {size}")
+                header = json.loads(file.read(length))
+            ends = [value["data_offsets"][1] for name, value in header.items() if name != "__metadata__"]
+            if (missing := max(ends, default=0) + 8 + length - size) > 0:
+                raise ValueError(f"its last {missing} bytes are missing")
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, struct.error) as e:
+            what = f"{path} is damaged or cannot be read: {e}"
+            raise CheckpointError(what, fix="download the checkpoint again") from e
 
 
 def stamp_of(path: Path, files: Sequence[Path] = ()) -> str:

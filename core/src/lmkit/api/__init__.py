@@ -12,6 +12,7 @@ from lmkit.contracts.describe import describe_model
 from lmkit.contracts.device import DeviceInfo, Unavailable
 from lmkit.contracts.dtypes import canonical, itemsize, kv_scale_bytes
 from lmkit.contracts.errors import (
+    CannotSplit,
     CapacityError,
     CheckpointError,
     ConfigError,

@@ -24,6 +24,9 @@ class ErrorInfo(msgspec.Struct, frozen=True):
     field: str | None = None
     status: int = 500
     retryable: bool = False
+    # of a request that is too large, for dialects whose clients read them
+    value: int | None = None
+    limit: int | None = None
 
 
 class LmkitError(Exception):
@@ -69,6 +72,15 @@ class ConfigError(LmkitError):
     code = "config"
     exit_code = 2
     status = 400
+
+
+class CannotSplit(ConfigError):
+    """A layer's weights cannot be divided over as many ranks as --tp or --ep asks for."""
+
+    code = "cannot-split"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, fix="use a smaller --tp or --ep, or --pp, whose ranks have whole layers")
 
 
 class UnknownKey(ConfigError):
@@ -182,6 +194,9 @@ class RequestTooLarge(RequestError):
     def __init__(self, field: str, value: int, limit: int, message: str = "", *, fix: str = "") -> None:
         self.field, self.value, self.limit = field, value, limit
         super().__init__(message or f"{field} is {value}, the limit is {limit}", fix=fix)
+
+    def info(self) -> ErrorInfo:
+        return msgspec.structs.replace(super().info(), value=self.value, limit=self.limit)
 
 
 class UnsupportedTask(RequestError):

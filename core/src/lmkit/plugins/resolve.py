@@ -78,6 +78,7 @@ log = logging.getLogger("lmkit.plugins")
 
 END_TOKENS = "lmkit.text.ends:find_ends"  # it renders, which this layer cannot
 TOKENIZER_FOLDER = "lmkit.text.side:tokenizer_directory"  # it may be downloaded
+CHECK_HEADERS = "lmkit.checkpoint:check_headers"
 PARSERS = ("tool_parser", "reasoning_parser")
 FACTS = {"checkpoint": (), "files": ("checkpoint",), "dtype": ("model", "platform")}  # steps that choose no plugin
 NEEDS: Mapping[str, Sequence[str]] = {kind.name: kind.needs for kind in KINDS} | FACTS
@@ -192,6 +193,8 @@ class Resolver:
                 or (f"did you mean {like!r}?" if like else "")
                 or "give a directory with config.json, or the id of a hub repository",
             )
+        if found.format == "safetensors":
+            load_ref(CHECK_HEADERS)(found.files)
         self.known.checkpoint = found
         if text := self.config.model.overrides:
             config = overlay(found.config, parse_overrides(text))
@@ -436,7 +439,9 @@ class Resolver:
         length, block = values.get("model.max_length"), values.get("cache.block_size")
         if length is not None and not 0 < int(length.value) <= info.max_length:
             raise ConfigError(
-                f"max_length is {length.value}, the model was made for at most {info.max_length}",
+                f"max_length is {length.value}, the model "
+                + (f"runs with at most {info.max_length} here: " if info.length_note else "was made for at most ")
+                + (info.length_note or str(info.max_length)),
                 fix=f"--max-length {info.max_length}",
             )
         if block is not None and block.value not in dims:
@@ -465,7 +470,8 @@ class Resolver:
     def _platform_defaults(self) -> list[tuple[str, ConfigProposal]]:
         """What the platform suggests; its module loads torch in the worker only."""
         choice = next(c for c in self._choices if c.kind == "platform")
-        owner = f"{choice.target}.defaults"
+        environment, owner = f"{choice.target}.worker_env", f"{choice.target}.defaults"
+        ask(environment, partial(_environment, choice, self.config), gives=Mapping)  # it may refuse options
         suggested = ask(owner, _defaults, choice, self.known.info, self._device(), gives=Mapping)
         return [(choice.name, ConfigProposal(key, value, "the platform's default")) for key, value in suggested.items()]
 
@@ -573,6 +579,10 @@ def _described(choice: Choice, config: Mapping[str, Any], head: PoolingTask | No
 
 def _defaults(choice: Choice, *args: Any) -> Any:
     return load_target(choice)().defaults(*args)
+
+
+def _environment(choice: Choice, config: EngineConfig) -> Any:
+    return load_target(choice)(**choice.options).worker_env(config, 0)
 
 
 def _general(known: Sequence[str]) -> list[str]:

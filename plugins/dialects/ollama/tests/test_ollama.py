@@ -161,7 +161,6 @@ async def test_vectors(tmp_path: Any) -> None:
     ("extra", "words"),
     [
         ({"options": {"mirostat": 1}}, "Send temperature"),
-        ({"options": {"repeat_penalty": 1.1, "repeat_last_n": 64}}, "repeat_last_n"),
         ({"options": {"temperature": -1}}, "temperature"),
         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "images"),
         ({"think": "wildly"}, "low, medium, high"),

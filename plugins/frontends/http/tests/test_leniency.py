@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from lmkit_dialect_openai.fields import CHAT_REFUSED, DROPPABLE
 from lmkit_http.settings import ServerSettings
 from lmkit_testing.serving import ServedLLM, scripted
+from lmkit_tokenizer_json.render import Renderer
 
 USER = {"role": "user", "content": "Hello"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -230,6 +232,43 @@ async def test_only_the_end_of_a_long_prompt_is_read(connect: Any) -> None:
     assert (await connect(llm).post("/v1/completions", json={"prompt": "x" * 150})).status_code == 400
 
 
+async def test_usage_in_every_chunk_needs_include_usage(connect: Any) -> None:
+    for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": [USER]})):
+        options = {"continuous_usage_stats": True}
+        response = await connect(scripted("abc")).post(path, json={**body, "stream": True, "stream_options": options})
+        assert response.status_code == 200
+        assert "usage" not in response.text
+
+
+async def test_answers_and_chunks_have_a_fingerprint(connect: Any) -> None:
+    found = set()
+    for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": [USER]})):
+        found.add((await connect(scripted("abc")).post(path, json=body)).json()["system_fingerprint"])
+        streamed = (await connect(scripted("abc")).post(path, json={**body, "stream": True})).text
+        lines = [line for line in streamed.split("\n\n") if line.startswith("data: {")]
+        found.update(json.loads(line[6:])["system_fingerprint"] for line in lines)
+    (fingerprint,) = found
+    assert fingerprint.startswith("fp_")
+
+
+async def test_a_byte_order_mark_before_a_body_is_ignored(connect: Any) -> None:
+    for path, body in (
+        ("/v1/completions", {"prompt": "x"}), ("/invocations", {"prompt": "x"}), ("/tokenize", {"prompt": "x"}),
+        ("/api/generate", {"model": "scripted", "prompt": "x"}), ("/v1/responses", {"input": "x"}),
+    ):  # fmt: skip
+        content = b"\xef\xbb\xbf" + json.dumps(body).encode()
+        assert (await connect(scripted("ok")).post(path, content=content)).status_code == 200, path
+
+
+async def test_the_blank_at_the_end_of_a_bad_word_counts(connect: Any) -> None:
+    llm = scripted("ok")
+    await connect(llm).post("/v1/completions", json={"prompt": "x", "bad_words": ["42 ", " no"]})
+    (request,) = llm.client.requests  # type: ignore[attr-defined]
+    decode = llm.text.tokenizer.decode
+    banned = [decode(ids) for ids in request.params.extra["bad_words"]["ids"]]
+    assert banned == ["42 ", " 42 ", "no", " no"]
+
+
 async def test_usage_in_every_chunk(connect: Any) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"prompt": "x", "stream": True, "stream_options": options}
@@ -255,3 +294,23 @@ async def test_tokens_by_their_ids(connect: Any) -> None:
     (token,) = scripted("a").text.tokenizer.encode("a", add_special=False)
     assert entry["token"] == f"token_id:{token}"
     assert entry["top_logprobs"][0]["token"].startswith("token_id:")
+
+
+THINKS = "{{ messages[-1].content }}{% if enable_thinking %}[on]{% else %}[off]{% endif %}"
+SWITCHED: list[tuple[dict[str, Any], str]] = [
+    ({"reasoning_effort": "none"}, "[off]"), ({"reasoning_effort": "high"}, "[on]"),
+    ({"enable_thinking": False}, "[off]"), ({"enable_thinking": True}, "[on]"),
+    ({"thinking": {"type": "disabled"}}, "[off]"), ({"thinking": {"type": "enabled", "budget_tokens": 100}}, "[on]"),
+    ({"thinking": False}, "[off]"), ({"thinking": {"type": "auto"}}, "[off]"),
+    ({"reasoning": {"effort": "low"}}, "[on]"), ({"reasoning": {"enabled": False}}, "[off]"),
+    ({"chat_template_kwargs": {"enable_thinking": True}}, "[on]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("switch", "seen"), SWITCHED, ids=str)
+async def test_switches_of_thinking_under_all_their_names(connect: Any, switch: dict[str, Any], seen: str) -> None:
+    llm = scripted("ok")
+    llm.text = replace(llm.text, renderer=Renderer(THINKS, {}))
+    status, named, error = await ask(connect, llm, {"messages": [USER], **switch})
+    assert (status, named) == (200, set()), error
+    assert prompt(llm) == f"Hello{seen}"

@@ -50,9 +50,10 @@ def refusal(kind: type[BaseModel], body: dict[str, Any]) -> RequestError:
         ({"n": 1.5}, "n", "integer"),
         ({"n": 0}, "n", "1"),
         ({"n": 10**9}, "n", "64"),
-        ({"max_tokens": -1}, "max_tokens", "0"),
+        ({"max_tokens": -2}, "max_tokens", "equal to 1"),
+        ({"max_tokens": 0}, "max_tokens", "equal to 1"),
         ({"seed": 2**64}, "seed", ""),
-        ({"top_p": 0}, "top_p", ""),
+        ({"top_p": -0.1}, "top_p", ""),
         ({"stop": ["a"] * 17}, "stop", "16"),
         ({"stop": ["a" * 1025]}, "stop.0", "1024"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "token ids"),
@@ -216,9 +217,6 @@ async def test_too_long_prompts_say_both_numbers(connect: Any) -> None:
     assert error["code"] == "context_length_exceeded"
     assert "30" in error["message"]
     assert "20" in error["message"]
-    response = await client.post("/v1/completions", json={"prompt": "x" * 10, "max_tokens": 11})
-    assert response.status_code == 400
-    assert "21" in response.json()["error"]["message"]
     response = await client.post("/v1/completions", json={"prompt": "x" * 10, "max_tokens": 10})
     assert response.status_code == 200
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
+from uuid import uuid4
 
 import msgspec
 from lmkit.api import Grammar, SamplingParams, ToolChoice
@@ -44,6 +45,7 @@ class Messages(Exchange):
         self._model = request.model or served.names[0]
         self.streamed = bool(request.stream)
         self._thinks = request.thinks  # else reasoning is not shown
+        self.id = f"msg_{uuid4().hex}"  # clients tell ids by how they begin
         self.headers = {"request-id": self.id}
         self._block: str | int | None = None  # the open one: "thinking", "text", or the number of a call
         self._num_blocks = 0
@@ -163,7 +165,7 @@ def _conversation(request: CountRequest, served: Served, reader: Reader) -> Chat
     if effort is not None and "reasoning_effort" not in can.get("template_options", ()):
         reader.dropped.add("output_config.effort")
         effort = None
-    tools = reader.tools(r.tools or ())
+    tools = reader.tools(r.tools or (), required=mode == "required")
     return ChatAsk(
         messages=messages,
         places=reader.places,
@@ -176,6 +178,7 @@ def _conversation(request: CountRequest, served: Served, reader: Reader) -> Chat
         add_generation_prompt=messages[-1]["role"] != "assistant",
         thinking_budget=budget,
         adapter=served.adapter(r.model),
+        prompt_field="messages",
         dropped=reader.dropped,
     )
 

@@ -17,6 +17,7 @@ from lmkit_http.strict import (
     Label,
     Name,
     Open,
+    OutputTokens,
     Refused,
     Strict,
 )
@@ -51,7 +52,7 @@ class Block(Echoed):
     name: Name | None = None
     input: Arguments = ""
     tool_use_id: Label | None = None
-    content: Content | Annotated[list[Block], Field(fail_fast=True, max_length=MAX_BLOCKS)] | None = None
+    content: Content | Annotated[list[Block], Field(fail_fast=True, max_length=MAX_BLOCKS)] | Json | None = None
     is_error: bool | None = None
 
 
@@ -115,11 +116,11 @@ class CountRequest(Open):
 
 
 class MessagesRequest(CountRequest):
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), NUMBER]
+    max_tokens: OutputTokens
     stop_sequences: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(fail_fast=True, max_length=MAX_STOP)
     ] | None = None  # fmt: skip
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=2), NUMBER] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1), NUMBER] | None = None
-    top_k: Annotated[int, Field(ge=0, le=1 << 31), NUMBER] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1 << 31), NUMBER] | None = None

@@ -100,7 +100,8 @@ class Chat(_Text):
         goes_on = said[-1].role == "assistant" and bool(said[-1].content) and not said[-1].tool_calls
         ask = ChatAsk(
             messages=messages, tools=declared(request.tools or (), served.words, request.dropped),
-            effort=request.effort(served), params=request.params(served), adapter=adapter, grammar_field="format",
+            effort=request.effort(served), effort_field="think",
+            params=request.params(served), adapter=adapter, grammar_field="format",
             dropped=request.dropped, continue_final=goes_on, add_generation_prompt=not goes_on,
         )  # fmt: skip
         super().__init__(request, served, ask)
@@ -134,7 +135,7 @@ class Generate(_Text):
             system = [{"role": "system", "content": request.system}] if request.system else []
             ask = ChatAsk(
                 messages=[*system, {"role": "user", "content": prompt}], effort=request.effort(served),
-                params=params, adapter=adapter, grammar_field="format", dropped=request.dropped,
+                effort_field="think", params=params, adapter=adapter, grammar_field="format", dropped=request.dropped,
             )  # fmt: skip
         super().__init__(request, served, ask)
 
@@ -161,6 +162,7 @@ class Embed(Exchange):
                 params=PoolingParams("embed", dimensions),
                 limit=limit,
                 adapter=adapter,
+                prompt_field="input",
                 dropped=request.dropped,
             )
         )

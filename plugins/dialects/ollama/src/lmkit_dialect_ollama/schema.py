@@ -51,21 +51,21 @@ StopText = Annotated[str, Field(max_length=1024)]
 class Options(Open):
     """How to sample. What says how a model is loaded is settled when the server starts: it is dropped, and named."""
 
-    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = dict.fromkeys(_LOADING, ())
+    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **dict.fromkeys(_LOADING, ()), "mirostat_tau": (5.0,), "mirostat_eta": (0.1,),  # mirostat itself is refused
+    }  # fmt: skip
     refused: ClassVar[Mapping[str, Refused]] = {
         "mirostat": Refused("send temperature with top_p or min_p", (0,)),
-        "mirostat_tau": Refused("send temperature with top_p or min_p", (5.0,)),
-        "mirostat_eta": Refused("send temperature with top_p or min_p", (0.1,)),
         "tfs_z": Refused("send min_p", (1, 1.0)),
         "typical_p": Refused("send min_p", (1, 1.0)),
         "penalize_newline": Refused("leave it out", (True,)),
     }
     temperature: Annotated[float, Field(ge=0, le=100), NUMBER] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1), NUMBER] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = None
     top_k: Annotated[int, Field(ge=-1, le=1 << 31), NUMBER] | None = None
     min_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1), NUMBER] | None = None
-    num_predict: Annotated[int, Field(ge=-2, le=MAX_TOKENS), NUMBER] | None = None  # below 1: as many as fit
+    num_predict: Annotated[int, Field(ge=-2), NUMBER] | None = None  # below 1: as many as fit
     stop: StopText | Annotated[list[StopText], Field(fail_fast=True, max_length=MAX_STOP)] | None = None
     repeat_penalty: Annotated[float, Field(ge=MIN_REPETITION, le=100), NUMBER] | None = None
     repeat_last_n: Annotated[int, Field(ge=-1, le=1 << 31), NUMBER] | None = None
@@ -73,12 +73,9 @@ class Options(Open):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2), NUMBER] | None = None
 
     def check(self) -> None:
-        """What the types cannot say. Raises RequestError."""
-        penalizes = self.repeat_penalty not in (None, 1.0)
-        if penalizes and self.repeat_last_n not in (None, 0, -1):
-            raise UnsupportedField(
-                "options.repeat_last_n", "repeat_penalty counts all tokens here", fix="send repeat_last_n -1 or 0"
-            )
+        """Names what changes nothing."""
+        if self.repeat_penalty not in (None, 1.0) and self.repeat_last_n not in (None, 0, -1):
+            self.dropped.add("repeat_last_n")  # the penalty counts all tokens, as where no number is sent
 
     def given(self) -> dict[str, Any]:
         """Fields of SamplingParams, by their names."""
@@ -92,7 +89,7 @@ class Options(Open):
         if stops := [text for text in stops if text]:
             found["stop"] = stops
         if (self.num_predict or 0) > 0:
-            found["max_tokens"] = self.num_predict
+            found["max_tokens"] = min(self.num_predict or 0, MAX_TOKENS)
         return found
 
 
@@ -130,7 +127,7 @@ class Generating(Base):
         if isinstance(self.think, str) and self.think not in THINKS:
             raise InvalidParam("think", self.think, f"true, false or one of {', '.join(THINKS)}")
         if self.think and not served.about["capabilities"]["reasoning"]:
-            raise UnsupportedField("think", "this model does not think", fix="leave think out")
+            self.dropped.add("think")
 
     def effort(self, served: Served) -> str | None:
         """The effort of reasoning; None: as the template says. Without a switch a model thinks untold."""
@@ -208,8 +205,8 @@ class GenerateRequest(Generating):
         super().check(served)
         if self.raw and self.system:
             raise UnsupportedField("system", "a raw prompt goes to the model as it is, without a system message")
-        if self.raw and self.think is not None:
-            raise UnsupportedField("think", "a raw prompt goes to the model as it is")
+        if self.raw and self.think:
+            self.dropped.add("think")  # a raw prompt goes to the model as it is
 
 
 class EmbedRequest(Base):

@@ -86,6 +86,7 @@ REFUSED: Mapping[str, Refused] = {
     "routed_experts_prompt_start": Refused("leave it out", (0,)), "return_mm_kwargs": Refused(_MEDIA),
     "return_token_offsets": Refused("send echo with logprobs"), "return_meta_info": Refused("leave it out"),
     "return_prompt_text": Refused("send return_token_ids, and decode them with /detokenize"),
+    "logprobs_mode": Refused("leave it out: log-probabilities are the model's own", ("raw_logprobs",)),
     "n_probs": Refused("send logprobs", (0,)),
 }  # fmt: skip
 
@@ -95,9 +96,6 @@ CHAT_REFUSED: Mapping[str, Refused] = {
     "best_of": Refused("send n, and choose among the answers; /v1/completions has it", (1,)),
     "echo": Refused("send continue_final_message, or use /v1/completions"),
     "add_special_tokens": Refused("a chat template writes its own; use /v1/completions with a prompt"),
-    "reasoning": Refused("send reasoning_effort"),
-    "thinking": Refused("send reasoning_effort or chat_template_kwargs"),
-    "enable_thinking": Refused('send chat_template_kwargs {"enable_thinking": ...}'),
     "logprob_token_ids": Refused("send logprobs with top_logprobs up to 20"),
 }  # fmt: skip
 

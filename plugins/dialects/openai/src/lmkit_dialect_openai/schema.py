@@ -35,6 +35,7 @@ from lmkit_http.strict import (
     Message,
     Name,
     Open,
+    OutputTokens,
     Refused,
     Strict,
     TokenId,
@@ -153,10 +154,10 @@ class Sampling(Open):
     droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = DROPPABLE
     model: Annotated[str, Field(max_length=512)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100), NUMBER] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1), NUMBER] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2), NUMBER] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2), NUMBER] | None = None
-    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS), NUMBER] | None = None
+    max_tokens: OutputTokens | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N), NUMBER] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1), NUMBER] | None = None
     stop: Annotated[
@@ -196,11 +197,11 @@ class Sampling(Open):
     length_penalty: Annotated[float, Field(ge=-10, le=10), NUMBER] | None = None
     early_stopping: bool | Literal["never"] | None = None
 
-    def last(self, max_length: int, max_tokens: int | None) -> int | None:
+    def last(self, served: Served, max_tokens: int | None) -> int | None:
         """How many tokens of the prompt's end are read; -1 leaves room for the output."""
         if self.truncate_prompt_tokens != -1:
             return self.truncate_prompt_tokens
-        return max(1, max_length - (max_tokens or 1))
+        return served.prompt_room(max_tokens)
 
     @property
     def answer_field(self) -> str:
@@ -273,7 +274,7 @@ class Sampling(Open):
         found: dict[str, Any] = dict(self.vllm_xargs or {})
         fields: dict[str, list[Any]] = {"allowed_token_ids": self.allowed_token_ids or []}
         # as it is written where a text begins, and after a blank
-        forms = [tuple(tokenizer.encode(f"{blank}{word.strip()}", add_special=False))
+        forms = [tuple(tokenizer.encode(f"{blank}{word.lstrip()}", add_special=False))
                  for word in self.bad_words or () for blank in ("", " ")]  # fmt: skip
         fields["bad_words"] = [list(form) for form in dict.fromkeys(forms) if form]
         for name, ids in fields.items():
@@ -284,16 +285,38 @@ class Sampling(Open):
         return found
 
 
+class ReasoningOptions(Strict):
+    """How long the model thinks, in one object as OpenRouter takes it."""
+
+    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = {"summary": (), "generate_summary": ()}
+    effort: Annotated[str, Field(max_length=32)] | None = None
+    enabled: bool | None = None
+    max_tokens: OutputTokens | None = None
+    exclude: bool | None = None  # reasoning is not shown
+
+
+class ThinkingSwitch(Strict):
+    """Whether the model thinks, as DeepSeek, GLM and Anthropic take it."""
+
+    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = {"clear_thinking": ()}
+    type: Literal["enabled", "disabled", "adaptive", "auto"] | None = None
+    budget_tokens: OutputTokens | None = None
+
+
 class ChatRequest(Sampling):
     refused: ClassVar[Mapping[str, Refused]] = CHAT_REFUSED
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), NUMBER] | None = None
+    max_completion_tokens: OutputTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), NUMBER] | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
+    # other names of it
+    reasoning: ReasoningOptions | None = None
+    thinking: ThinkingSwitch | bool | None = None
+    enable_thinking: bool | None = None
     # extensions
     chat_template_kwargs: Annotated[Json, Field(max_length=64)] | None = None
     include_reasoning: bool | None = None
@@ -331,6 +354,31 @@ class ChatRequest(Sampling):
             )
 
     @property
+    def effort(self) -> str | None:
+        """The effort of reasoning, under whichever name it was sent: "none" does not think."""
+        named = self.reasoning_effort or (self.reasoning and self.reasoning.effort)
+        if named:
+            return named
+        thinking = self.thinking
+        if isinstance(thinking, ThinkingSwitch):
+            thinking = None if thinking.type in (None, "auto") else thinking.type != "disabled"
+        switches = (self.reasoning and self.reasoning.enabled, thinking, self.enable_thinking)
+        thinks = next((switch for switch in switches if switch is not None), None)
+        return None if thinks is None else "medium" if thinks else "none"
+
+    @property
+    def thinking_budget(self) -> int | None:
+        """Tokens of reasoning, under whichever name they were sent."""
+        if self.thinking_token_budget is not None:
+            return self.thinking_token_budget
+        switch = self.thinking.budget_tokens if isinstance(self.thinking, ThinkingSwitch) else None
+        return switch or (self.reasoning and self.reasoning.max_tokens) or None
+
+    @property
+    def shows_reasoning(self) -> bool:
+        return self.include_reasoning is not False and not (self.reasoning and self.reasoning.exclude)
+
+    @property
     def choice(self) -> ToolChoice:
         if isinstance(self.tool_choice, NamedTool):
             return ToolChoice("named", self.tool_choice.function.name)
@@ -347,6 +395,7 @@ class CompletionRequest(Sampling):
         | Annotated[list[Ids], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)],
         Field(union_mode="left_to_right"),
     ]  # fmt: skip
+    max_tokens: Literal[0] | OutputTokens | None = None  # 0: nothing but the echo
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), NUMBER] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_N), NUMBER] | None = None

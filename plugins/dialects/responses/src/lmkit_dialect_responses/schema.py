@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from lmkit.api import MAX_LOGPROBS, MAX_TOKENS, Grammar
+from lmkit.api import MAX_LOGPROBS, Grammar
 from lmkit_formats import closed
 from lmkit_http import strict
 from lmkit_http.dialect import UnsupportedField
@@ -20,6 +20,7 @@ from lmkit_http.strict import (
     Json,
     Label,
     Open,
+    OutputTokens,
     Refused,
     Strict,
 )
@@ -62,6 +63,9 @@ class Part(strict.Part):
 Parts = Annotated[list[Part], Field(fail_fast=True, max_length=MAX_PARTS)]
 
 
+Results = Annotated[list[Json], Field(fail_fast=True, max_length=MAX_PARTS)]  # of commands
+
+
 def _text(value: Any) -> Any:
     """Arguments as a text, also where an item has them as an object; None: it has none."""
     return None if value is None else strict.as_arguments(value)
@@ -81,7 +85,12 @@ class Item(Echoed):
     call_id: Label | None = None
     name: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     arguments: Annotated[Content | None, BeforeValidator(_text)] = None
-    output: Content | Parts | None = None
+    namespace: Label | None = None
+    input: Content | None = None  # of a custom tool
+    execution: Label | None = None  # who searches for tools
+    action: Json | None = None  # of a shell
+    operation: Json | None = None  # on a file
+    output: Annotated[Content | Parts | Results | None, Field(union_mode="left_to_right")] = None
     # of what was done with an MCP server
     server_label: Label | None = None
     error: Content | Json | None = None
@@ -109,13 +118,17 @@ class Approval(Strict):
 
 
 class Tool(Echoed):
-    """A function, or the tools of an MCP server."""
+    """A function, a custom tool, a namespace of these, a search for tools, or the tools of an MCP server; any other
+    type is a tool that some service would run."""
 
     type: Annotated[str, Field(max_length=64)]
     name: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     description: Content | None = None
     parameters: Json | None = None
     strict: bool | None = None
+    format: Json | None = None  # of the input of a custom tool
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None  # of a namespace
+    execution: Label | None = None  # who searches for tools
     # of a server
     server_label: Label | None = None
     server_url: Annotated[str, Field(max_length=2048)] | None = None
@@ -137,6 +150,7 @@ class NamedTool(Echoed):
 
     type: Annotated[str, Field(max_length=64)]
     name: Annotated[str, Field(max_length=128)] | None = None
+    namespace: Label | None = None
     server_label: Label | None = None
     mode: Literal["auto", "required"] | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
@@ -191,9 +205,7 @@ class CountRequest(Open):
             if getattr(thought, name) not in (None, "auto", "standard") or (name == "summary" and thought.summary):
                 self.dropped.add(f"reasoning.{name}")
         if self.text is not None and self.text.verbosity not in (None, "medium"):
-            raise UnsupportedField(
-                "text.verbosity", "nothing here makes answers longer or shorter", fix="say it in the instructions"
-            )
+            self.dropped.add("text.verbosity")
 
     def items(self) -> list[Item]:
         """The input, of which a text is one message."""
@@ -216,9 +228,9 @@ class CountRequest(Open):
 
 class ResponsesRequest(CountRequest):
     droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = DROPPABLE
-    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), NUMBER] | None = None
+    max_output_tokens: OutputTokens | None = None
     temperature: Annotated[float, Field(ge=0, le=2), NUMBER] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1), NUMBER] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), NUMBER] | None = None
     include: Annotated[
         list[Literal[
@@ -243,7 +255,7 @@ class ResponsesRequest(CountRequest):
     service_tier: Label | None = None
     # extensions, named as in /v1/chat/completions
     seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1), NUMBER] | None = None
-    top_k: Annotated[int, Field(ge=0, le=1 << 31), NUMBER] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1 << 31), NUMBER] | None = None
     min_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = None
     priority: Annotated[int, Field(ge=-(1 << 31), le=1 << 31), NUMBER] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None

@@ -3,9 +3,9 @@
 An event loop accepts one connection between two looks at all others (uvloop), so that on a busy server new ones, the
 probes of an orchestrator too, wait for seconds before anybody may refuse them. Here all that wait are taken at once.
 
-Where several processes listen at one socket, the kernel wakes all of them, and whoever slept least deeply takes everything: on a server that is not busy that is the
-same one again and again, which then has all the connections that clients keep for when there is much to ask. So who has
-more than another lets a moment pass first.
+Where several processes listen at one socket, the kernel wakes all of them, and whoever slept least deeply takes
+everything: on a server that is not busy that is the same one again and again, which then has all the connections that
+clients keep for when there is much to ask. So who has more than another lets a moment pass first.
 """
 
 from __future__ import annotations
@@ -103,3 +103,21 @@ class Acceptor:
         except OSError as error:  # of TLS, too: who connected is told, and nobody else is concerned
             log.debug("a connection did not come about: %s", error)
             connection.close()
+
+
+class AcceptingServer(uvicorn.Server):
+    """uvicorn without sockets of its own: connections come from Acceptors, until it stops."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._accepting: list[asyncio.Future[None]] = []
+
+    def accept(self, acceptor: Acceptor) -> None:
+        """Connections are accepted until the server stops."""
+        self._accepting.append(asyncio.ensure_future(acceptor.run()))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Nobody is accepted any more, whoever still is answered."""
+        for task in self._accepting:
+            task.cancel()
+        await super().shutdown(sockets)

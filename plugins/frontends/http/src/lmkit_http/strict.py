@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -48,6 +49,8 @@ Label = Annotated[str, Field(max_length=MAX_LABEL)]
 Content = Annotated[str, Field(max_length=MAX_TEXT)]
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 Ids = Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_TOKENS)]
+# a number of output tokens; -1, and what is more than any model has, stand for as many as fit
+OutputTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), BeforeValidator(lambda value: as_output_tokens(value))]
 Json = Annotated[dict[str, JsonValue], Field(max_length=1024)]
 
 
@@ -105,6 +108,14 @@ def as_number(value: Any) -> Any:
 
 
 NUMBER = BeforeValidator(as_number)  # of a field, as the last of what is said of it
+
+
+def as_output_tokens(value: Any) -> Any:
+    """A number of output tokens, at most MAX_TOKENS; -1 stands for as many as fit."""
+    number = as_number(value)
+    if isinstance(number, int) and not isinstance(number, bool) and (number == -1 or number > MAX_TOKENS):
+        return MAX_TOKENS
+    return number
 
 
 class Open(Strict):
@@ -261,6 +272,7 @@ def parse(kind: type[Model], body: bytes | bytearray, most: int = MAX_IDS, lenie
     """A request from its JSON body. `most`: values in lists and objects that the body may have. `lenient`: unknown
     fields of a request that is Open are dropped. Raises RequestError that names the first wrong field."""
     check_shape(body, min(most, kind.max_values))
+    body = body.removeprefix(BOM_UTF8)  # RFC 8259, 8.1: parsers may ignore it
     try:
         request = kind.model_validate_json(body)
     except ValidationError as e:

@@ -81,12 +81,16 @@ class ConfigReader:
             raise UnsupportedModel(key, None, "a value is required")
         return default
 
-    def integer(self, key: str, default: Any = REQUIRED, maximum: int = 1 << 31) -> int:
-        """An integer from 1 to `maximum` (what a file says is not trusted to be sane)."""
+    def integer(self, key: str, default: Any = REQUIRED, maximum: int = 1 << 31, minimum: int = 1) -> int:
+        """An integer from `minimum` to `maximum` (what a file says is not trusted to be sane)."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
-            raise UnsupportedModel(key, value, f"an integer from 1 to {maximum}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise UnsupportedModel(key, value, f"an integer from {minimum} to {maximum}")
         return value
+
+    def kernel_width(self, key: str, default: int) -> int:
+        """The width of a causal convolution, whose last `width - 1` tokens are kept as state."""
+        return self.integer(key, default, minimum=2)
 
     def optional(self, key: str, default: int | None = None) -> int | None:
         """An integer or null; `default` only where the key is missing."""

@@ -10,8 +10,9 @@ import torch
 from lmkit.api import AttnNeed, LayerInfo, LmkitError
 from torch import Tensor, nn
 
+from lmkit_model_transformers.building import refuse
 from lmkit_model_transformers.routing import ASKING, Mask, connect
-from lmkit_model_transformers.skeleton import Skeleton, refuse
+from lmkit_model_transformers.skeleton import Skeleton
 from lmkit_model_transformers.stored import Stored
 
 TOKENS = 3

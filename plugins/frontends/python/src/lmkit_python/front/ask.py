@@ -39,6 +39,7 @@ class Ask:
     adapter: str | None = None
     priority: int = 0  # smaller is sooner
     salt: str | None = None  # prompts with different ones share nothing of the cache
+    prompt_field: str = "prompt"  # what the client calls the prompt, for errors
     dropped: set[str] | None = None  # names of the client's fields that change nothing; None: they are refused
 
 
@@ -140,9 +141,10 @@ class VectorAsk(Ask):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolAsk(VectorAsk):
-    """Vectors of prompts."""
+    """Vectors of prompts, or of one conversation as the chat template renders it."""
 
-    prompts: Sequence[Prompt]
+    prompts: Sequence[Prompt] = ()
+    chat: ChatAsk | None = None
     params: PoolingParams | None = None  # None: the model's own task
     add_special: bool = True
 

@@ -29,7 +29,7 @@ from lmkit_python.front.ask import (
     UnsupportedField,
     VectorAsk,
 )
-from lmkit_python.front.limits import TEMPLATE_SLACK, check_prompt, check_texts, strings
+from lmkit_python.front.limits import TEMPLATE_SLACK, ContextTooLong, check_prompt, check_texts, strings
 from lmkit_python.front.message import Message
 
 if TYPE_CHECKING:
@@ -59,6 +59,18 @@ class Turn:
 
 def prepare(text: TextSide, facts: EngineFacts, ask: Ask, id: str) -> list[Turn]:
     """The turns of an ask, whose requests are called `id`-0, `id`-1, ... Raises RequestError."""
+    try:
+        return _prepare(text, facts, ask, id)
+    except RequestError as error:
+        if error.field == "prompt":
+            error.field = ask.prompt_field
+            if error.message.startswith("prompt: "):
+                error.message = f"{ask.prompt_field}: {error.message.removeprefix('prompt: ')}"
+                error.args = (error.message,)
+        raise
+
+
+def _prepare(text: TextSide, facts: EngineFacts, ask: Ask, id: str) -> list[Turn]:
     if isinstance(ask, PoolAsk):
         return _pool(text, facts, ask, id)
     if isinstance(ask, ScoreAsk):
@@ -129,12 +141,16 @@ def _chat(text: TextSide, facts: EngineFacts, ask: ChatAsk, id: str) -> list[Tur
     room = check_prompt(token_ids, facts, ask.params.max_tokens, ask.default_tokens)
     params = replace(ask.params, max_tokens=room)
     tail = text.prompt_tail(prompt, ask.final_text)
-    if ask.thinking_budget is not None and text.reasoning_format is None:
-        raise UnsupportedField("thinking_token_budget", "no reasoning parser is chosen for this model")
+    budget = ask.thinking_budget
+    if budget is not None and text.reasoning_format is None:
+        if ask.dropped is None:
+            raise UnsupportedField("thinking_token_budget", "no reasoning parser is chosen for this model")
+        ask.dropped.add("thinking_token_budget")  # what does not think keeps to every budget
+        budget = None
     constrained_by = ask.grammar_field if params.grammar is not None else "tools"
     params, constrained = text.constrain(
         params, tail, options, ask.tool_defs, ask.tool_choice,
-        parallel=ask.parallel_calls, thinking_budget=ask.thinking_budget,
+        parallel=ask.parallel_calls, thinking_budget=budget,
     )  # fmt: skip
 
     def stream(params: SamplingParams) -> OutputStream:
@@ -200,7 +216,12 @@ def _pool(text: TextSide, facts: EngineFacts, ask: PoolAsk, id: str) -> list[Tur
     params = ask.params or PoolingParams(pooler.task if pooler is not None else "embed")
     if pooler is None or params.task not in pooler.tasks:
         raise UnsupportedTask(params.task, _tasks(facts))
-    return _vectors(text, facts, ask, id, ask.prompts, params, ask.add_special)
+    if ask.chat is None:
+        return _vectors(text, facts, ask, id, ask.prompts, params, ask.add_special)
+    check_texts(text.tokenizer, strings(ask.chat.messages), facts, TEMPLATE_SLACK)
+    prompt = rendered(text, ask.chat)
+    token_ids = text.encode_prompt(prompt, add_special=ask.add_special, limit=ask.limit)
+    return [_vector_turn(text, facts, ask, f"{id}-0", 0, shown(prompt), token_ids, params)]
 
 
 def _score(text: TextSide, facts: EngineFacts, ask: ScoreAsk, id: str) -> list[Turn]:
@@ -215,7 +236,7 @@ def _score(text: TextSide, facts: EngineFacts, ask: ScoreAsk, id: str) -> list[T
     for query, document in ask.pairs:
         token_ids, second = text.encode_pair(query, document, limit=ask.limit)
         params = PoolingParams("classify", activation=ask.activation, second=second)
-        turns.append(_vector_turn(text, ask, f"{id}-{len(turns)}", len(turns), None, token_ids, params))
+        turns.append(_vector_turn(text, facts, ask, f"{id}-{len(turns)}", len(turns), None, token_ids, params))
     return turns
 
 
@@ -234,13 +255,16 @@ def _vectors(
         else:
             token_ids = list(prompt)[: ask.limit]
         read = prompt if isinstance(prompt, str) else None
-        turns.append(_vector_turn(text, ask, f"{id}-{i}", i, read, token_ids, params))
+        turns.append(_vector_turn(text, facts, ask, f"{id}-{i}", i, read, token_ids, params))
     return turns
 
 
 def _vector_turn(
-    text: TextSide, ask: VectorAsk, id: str, index: int, read: str | None, token_ids: list[int], params: PoolingParams
-) -> Turn:
+    text: TextSide, facts: EngineFacts, ask: VectorAsk, id: str, index: int, read: str | None, token_ids: list[int],
+    params: PoolingParams,
+) -> Turn:  # fmt: skip
+    if len(token_ids) > facts.max_length:
+        raise ContextTooLong(len(token_ids), facts.max_length)
     request = EngineRequest(
         id, token_ids, SamplingParams(), ask.priority, monotonic(), ask.adapter, ask.salt, pooling=params
     )
