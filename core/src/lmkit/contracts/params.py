@@ -81,7 +81,7 @@ class Thinking:
 class SamplingParams:
     """How to turn logits into tokens. Raises InvalidParam(field, value, limit) on construction.
 
-    `max_tokens=None` means as many as fit: the front end replaces it before the request enters the engine.
+    `max_tokens` is a ceiling: the front end cuts it to what the prompt leaves of the context; None is all of that.
     `stop` and `stop_in` are read by the front end only; the engine sees token ids.
     """
 

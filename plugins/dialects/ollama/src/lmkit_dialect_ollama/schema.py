@@ -186,7 +186,7 @@ class Said(Echoed):
 
 
 class Tool(FunctionTool):
-    type: Literal["function"] = "function"
+    type: Annotated[str, Field(min_length=1, max_length=64)] = "function"
 
 
 class ChatRequest(Generating):
