@@ -16,6 +16,7 @@ from lmkit.api import GrammarError
 
 from lmkit_grammar_llguidance.logic import Logic, names
 from lmkit_grammar_llguidance.numbers import with_exact_numbers
+from lmkit_grammar_llguidance.patterns import with_names
 from lmkit_grammar_llguidance.references import TYPES, References, Schema
 
 MAX_PARTS = 50_000  # of the schema that is made
@@ -76,6 +77,7 @@ class Rewriter:
             self._depth -= 1
 
     def _in_other_words(self, schema: Mapping[str, Any]) -> Any:
+        schema = with_names(schema)
         hard = [key for key in schema if key in _HARD]
         if hard:
             values = self._logic.values(schema)
