@@ -104,6 +104,7 @@ from lmkit.contracts.refs import load_target
 from lmkit.contracts.refusal import Refusal, Refused
 from lmkit.contracts.resolved import Choice, Derived, Draft, ResolvedPlan
 from lmkit.contracts.scheduling import Admitted, CompiledGrammar, Gate, Matcher, SchedLimits, Vocabulary
+from lmkit.contracts.schemas import checked_schema, schema_keywords
 from lmkit.contracts.specs import (
     ANY,
     BenchmarkCase,
