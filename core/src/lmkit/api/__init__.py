@@ -35,6 +35,7 @@ from lmkit.contracts.errors import (
     WeightMismatch,
     error_of,
     info_of,
+    is_interrupt,
     nearest,
 )
 from lmkit.contracts.execution import (
@@ -67,6 +68,7 @@ from lmkit.contracts.execution import (
     WorkAhead,
     WorkerFacts,
 )
+from lmkit.contracts.guard import blame, blaming, guard, make_target
 from lmkit.contracts.model import (
     AttnNeed,
     DenseInfo,
@@ -98,7 +100,7 @@ from lmkit.contracts.params import (
     Thinking,
 )
 from lmkit.contracts.pooling import class_pooler, decoder_name, head_linears
-from lmkit.contracts.refs import load_target
+from lmkit.contracts.refs import load_target, owner_of
 from lmkit.contracts.refusal import Refusal, Refused
 from lmkit.contracts.resolved import Choice, Derived, Draft, ResolvedPlan
 from lmkit.contracts.scheduling import Admitted, CompiledGrammar, Gate, Matcher, SchedLimits, Vocabulary

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from lmkit.api import Checkpoint, Choice, ConfigError
+from lmkit.api import Checkpoint, Choice, ConfigError, owner_of
 from lmkit.plugins.refs import ask, load_target
 
 
@@ -17,7 +17,7 @@ def chosen_template(choices: Iterable[Choice], file: str | None, checkpoint: Che
     """
     if (choice := next((c for c in choices if c.kind == "template"), None)) is not None:
         make = partial(load_target(choice), Path(file or checkpoint.path), checkpoint, **choice.options)
-        found: str = ask(f"template {choice.name}", make, gives=str)
+        found: str = ask(owner_of(choice), make, gives=str)
         if file and not found:
             raise ConfigError(f"{file} holds no chat template", fix="give another file with --chat-template")
         return found or None

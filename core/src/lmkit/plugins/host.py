@@ -32,7 +32,7 @@ from packaging.version import Version
 import lmkit
 from lmkit.api import ConfigError, LmkitError, Origin, PluginError, Refusal, Spec, nearest
 from lmkit.config import read_environment
-from lmkit.contracts.errors import said_by
+from lmkit.contracts.errors import is_interrupt, said_by
 from lmkit.hookspecs import LmkitSpecs, hooks
 from lmkit.kinds import BY_NAME, EXTENSION, GROUPS
 from lmkit.plugins.catalog import CORE_DIST, install_command
@@ -148,9 +148,9 @@ class PluginHost(pluggy.PluginManager):
             start = time.perf_counter()
             try:
                 self._open(entry)
-            except KeyboardInterrupt:
-                raise
             except BaseException as e:
+                if is_interrupt(e):
+                    raise
                 entry.trace = traceback.format_exc()
                 offered = str(e) if isinstance(e, PluginError) else said_by(e)
                 self._set(entry, "broken", 4, Refusal("broken", "a working plugin", offered, "lmkit plugins doctor"), e)
@@ -271,9 +271,9 @@ class PluginHost(pluggy.PluginManager):
         for plugin in self._implementers(hook):
             try:
                 self._call_alone(hook, plugin, kwargs)
-            except KeyboardInterrupt:
-                raise
-            except BaseException:
+            except BaseException as e:
+                if is_interrupt(e):
+                    raise
                 log.exception("%s of %s failed", hook, plugin.__name__)
 
     def implements(self, hook: str) -> bool:
@@ -289,9 +289,11 @@ class PluginHost(pluggy.PluginManager):
     def _guarded(self, hook: str, plugin: ModuleType, kwargs: Mapping[str, Any], collect: bool = False) -> Any:
         try:
             return self._call_alone(hook, plugin, kwargs, collect)
-        except (KeyboardInterrupt, LmkitError):
+        except LmkitError:
             raise
         except BaseException as e:
+            if is_interrupt(e):
+                raise
             raise PluginError(f"{hook} of {plugin.__name__} raised {said_by(e)}") from e
 
     def _call_alone(self, hook: str, plugin: ModuleType, kwargs: Mapping[str, Any], collect: bool = False) -> Any:

@@ -51,8 +51,10 @@ from lmkit.api import (
     UnknownArchitecture,
     UnknownKey,
     UnknownName,
+    blaming,
     canonical,
     itemsize,
+    make_target,
     nearest,
 )
 from lmkit.config import STEP_TOKENS, EngineConfig
@@ -466,7 +468,8 @@ class Resolver:
     def _step(self, topic: str, work: Callable[[], None], needs: Sequence[str] = ()) -> None:
         """Run a step; with `tolerant`, record its failure, and skip it when one that it needs has failed."""
         if not self.tolerant:
-            work()
+            with blaming(self._choices, in_full=True):
+                work()
             return
         for needed in needs:
             if needed in self.errors:
@@ -475,7 +478,8 @@ class Resolver:
                 log.debug("%s is skipped: %s", topic, cause)
                 return
         try:
-            work()
+            with blaming(self._choices, in_full=True):
+                work()
         except LmkitError as e:
             self.errors[topic] = e
 
@@ -547,11 +551,11 @@ def describe(choice: Choice) -> str:
 
 
 def _described(choice: Choice, config: Mapping[str, Any], head: PoolingTask | None) -> ModelInfo:
-    return described(load_target(choice)(**choice.options), config, head)
+    return described(make_target(choice), config, head)
 
 
 def _defaults(choice: Choice, *args: Any) -> Any:
-    return load_target(choice)().defaults(*args)
+    return make_target(choice).defaults(*args)
 
 
 def _family(architecture: str) -> str:

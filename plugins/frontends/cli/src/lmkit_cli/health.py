@@ -51,7 +51,9 @@ class Finding(msgspec.Struct, frozen=True):
 def examine(host: PluginHost, *, imports: bool = False) -> list[Finding]:
     """All findings, worst first. With `imports`, `target`, `check` and `options` are imported too (may load torch)."""
     findings = [Finding("warning", "switch", "plugins", text) for text in host.warnings]
-    reports = examine_apart(sorted({e.module for e in host.entries() if e.state == "ok"}), plugin_seconds())
+    third_party_dialects = any(e.kind == "dialect" and e.state == "ok" and not e.official for e in host.entries())
+    modules = sorted({e.module for e in host.entries() if e.state == "ok"})
+    reports = examine_apart(modules, plugin_seconds(), dialects=third_party_dialects)
     ended = {r.module: r for r in reports if r.ended}  # not to be imported here
     costs = {r.module: r for r in reports if r.doing == IMPORTING}
     for entry in host.entries():
@@ -68,6 +70,7 @@ def examine(host: PluginHost, *, imports: bool = False) -> list[Finding]:
         findings += _dist(dist, host)
     findings += _shared_files(host)
     findings += _own_checks(reports, host)
+    findings += _routes(reports, host)
     findings += _commands()
     order = {"error": 0, "warning": 1, "info": 2}
     return sorted(dict.fromkeys(findings), key=lambda f: (order[f.level], f.subject, f.code))
@@ -196,12 +199,38 @@ def _own_checks(reports: Iterable[Report], host: PluginHost) -> Iterator[Finding
         elif r.problem:
             level: Level = "warning" if r.level == "warning" else "error"
             yield Finding(level, f"{r.module.split('.')[0]}.{name}", r.module, r.problem)
-        elif r.trace and (what in ("the probe of", "the check") or r.doing == CHECKS):
-            subject = f"platform:{name}" if what == "the probe of" else r.module
+        elif r.trace and (what in ("the probe of", "the check", "the routes of") or r.doing == CHECKS):
+            subject = {"the probe of": f"platform:{name}", "the routes of": f"dialect:{name}"}.get(what, r.module)
             code = f"{r.module.split('.')[0]}.{name}" if what == "the check" else "broken"
             yield Finding(
                 "error", code, subject, f"{r.doing} raised {last_line(r.trace)}", _fix(r.module, r.trace, host)
             )
+
+
+def _routes(reports: Sequence[Report], host: PluginHost) -> Iterator[Finding]:
+    """Routes of third-party dialects that somebody else answers."""
+    spoken = [r for r in reports if r.routes]
+    if not spoken:
+        return
+    from lmkit_http.dialects import server_routes, taken_by  # whoever has routes has imported it
+
+    official = {e.module for e in host.entries("dialect") if e.official}
+    taken = server_routes()
+    taken += [(route, r.mark, _dialect(r)) for r in spoken if r.module in official for route in r.routes]
+    first: dict[tuple[str, str | None], str] = {}  # route and mark of third-party dialects -> who
+    for r in (r for r in spoken if r.module not in official):
+        without = f"uninstall it, or start without it: LMKIT_PLUGINS_DISABLE={_dialect(r)}"
+        for route in r.routes:
+            if (owner := taken_by(route, r.mark, taken)) is not None:
+                text = f"wants {route}, which {owner} answers: it stays with lmkit's own"
+                yield Finding("error", "route-taken", _dialect(r), text, f"choose another path; or {without}")
+            elif (owner := first.setdefault((route, r.mark), _dialect(r))) != _dialect(r):
+                text = f"wants {route}, which {owner} answers too: the server does not start with both"
+                yield Finding("error", "route-taken", _dialect(r), text, without)
+
+
+def _dialect(report: Report) -> str:
+    return f"dialect:{report.doing.rpartition(' ')[2]}"
 
 
 def last_line(trace: str) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
 from lmkit_http.dialect import Dialect
+from lmkit_http.dialects import written_error, written_error_chunk
 from lmkit_http.errors import error_response, info_of, public
 
 T = TypeVar("T")
@@ -117,7 +119,7 @@ class EventResponse:
                 return
             self._log(error)
             await head.sent()
-            await send(_body(self._dialect.error_chunk(public(info_of(error)))))
+            await send(_body(written_error_chunk(self._dialect, public(info_of(error)))))
         finally:
             timer.cancel()
             head.cancel()
@@ -130,7 +132,7 @@ class EventResponse:
 
     async def _refuse(self, error: BaseException, scope: Scope, receive: Receive, send: Send) -> None:
         self._log(error)
-        response = error_response(info_of(error), self._dialect.error)
+        response = error_response(info_of(error), partial(written_error, self._dialect))
         self.status_code = response.status_code
         await response(scope, receive, send)
 

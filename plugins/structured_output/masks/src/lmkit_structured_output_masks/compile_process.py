@@ -30,7 +30,7 @@ from lmkit.api import (
     GrammarError,
     LmkitError,
     Vocabulary,
-    load_target,
+    make_target,
 )
 from lmkit_killable import OUT_OF_MEMORY, Limits, limited, unfinished
 
@@ -188,7 +188,7 @@ class Compiling:
         for name in job.backends:
             if name not in self._backends:
                 choice = self._choices[name]
-                self._backends[name] = load_target(choice)(self._vocabulary, **choice.options)
+                self._backends[name] = make_target(choice, self._vocabulary)
         source, sink = os.pipe()
         pid = os.fork()
         if pid == 0:

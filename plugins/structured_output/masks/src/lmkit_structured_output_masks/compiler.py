@@ -30,7 +30,7 @@ from lmkit.api import (
     Thinking,
     Vocabulary,
     info_of,
-    load_target,
+    make_target,
 )
 from lmkit_killable import spawn
 
@@ -316,7 +316,7 @@ class Compiler:
     def _backend(self, name: str) -> GrammarBackend:
         if name not in self._loaded:
             choice = self._choices[name]
-            self._loaded[name] = load_target(choice)(self._vocabulary, **choice.options)
+            self._loaded[name] = make_target(choice, self._vocabulary)
         return self._loaded[name]
 
 

@@ -7,7 +7,15 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from lmkit.api import EngineRequest, InvalidParam, PoolingParams, RequestError, SamplingParams, UnsupportedTask
+from lmkit.api import (
+    EngineRequest,
+    InvalidParam,
+    PoolingParams,
+    RequestError,
+    SamplingParams,
+    UnsupportedTask,
+    blaming,
+)
 from lmkit.prompts import shown
 
 from lmkit_python.front.ask import (
@@ -50,7 +58,12 @@ class Turn:
 
 
 def prepare(text: TextSide, facts: EngineFacts, ask: Ask, id: str) -> list[Turn]:
-    """The turns of an ask, whose requests are called `id`-0, `id`-1, ... Raises RequestError."""
+    """The turns of an ask, whose requests are called `id`-0, `id`-1, ... Raises RequestError, or PluginError."""
+    with blaming(text.choices):
+        return _prepared(text, facts, ask, id)
+
+
+def _prepared(text: TextSide, facts: EngineFacts, ask: Ask, id: str) -> list[Turn]:
     if isinstance(ask, PoolAsk):
         return _pool(text, facts, ask, id)
     if isinstance(ask, ScoreAsk):
