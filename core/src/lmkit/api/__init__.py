@@ -163,7 +163,7 @@ from lmkit.kinds.attention import (
 from lmkit.kinds.dialect import DialectSpec
 from lmkit.kinds.executor import Executor, ExecutorRequest, ExecutorSpec
 from lmkit.kinds.grammar import GrammarBackend, GrammarBackendSpec
-from lmkit.kinds.kv_connector import KVConnector, KVConnectorSpec, KVKey
+from lmkit.kinds.kv_connector import CachedBlock, KVConnector, KVConnectorSpec, KVKey
 from lmkit.kinds.loader import Loader, LoaderRequest, LoaderSpec, TensorEntry
 from lmkit.kinds.logits_processor import LogitsProcessor, LogitsProcessorSpec, SampleContext
 from lmkit.kinds.model import ModelRequest, ModelSpec

@@ -66,6 +66,12 @@ class ResolvedPlan(msgspec.Struct, frozen=True):
     def value(self, key: str, default: Any = None) -> Any:
         return next((d.value for d in self.derived if d.key == key), default)
 
+    def for_replica(self, replica: int) -> ResolvedPlan:
+        """The plan of engine `replica` of `--dp`, which finds its number as the value "replica"."""
+        if not replica:
+            return self
+        return msgspec.structs.replace(self, derived=(*self.derived, Derived("replica", replica, "--dp")))
+
     def to_json(self) -> bytes:
         return msgspec.json.encode(self, enc_hook=str)  # of paths
 

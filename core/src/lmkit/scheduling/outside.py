@@ -11,7 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import TypeVar
 
-from lmkit.api import KVConfig, KVConnector, KVKey, PluginError, StepPlan, StepResult, is_interrupt
+from lmkit.api import (
+    CachedBlock,
+    KVConfig,
+    KVConnector,
+    KVKey,
+    PluginError,
+    StepPlan,
+    StepResult,
+    is_interrupt,
+)
 from lmkit.scheduling.groups import FullGroup
 from lmkit.scheduling.request import Request
 
@@ -37,6 +46,9 @@ class GuardedConnector:
         self._logged: dict[str, float] = {}  # method -> when the log last spoke of it
         self._num_silent: dict[str, int] = {}  # method -> failures since then
         self._may_fetch = True
+        self.cached: Callable[[CachedBlock], None] | None = None  # of connectors that have it
+        if (cached := getattr(connector, "cached", None)) is not None:
+            self.cached = lambda block: self._call("cached", lambda: cached(block), None)
         self.fingerprint: str = getattr(connector, "fingerprint", "")
         if not isinstance(self.fingerprint, str) or not self.fingerprint:
             raise PluginError(
@@ -113,6 +125,7 @@ class Outside:
 
     def __init__(self, connector: KVConnector, groups: Sequence[FullGroup]) -> None:
         self.connector, self.pools, self.block_size = connector, [group.pool for group in groups], groups[0].block_size
+        self._cached = getattr(connector, "cached", None)  # optional, of connectors that publish events
         for pool in self.pools:
             pool.evicted = []
         self._due: list[tuple[KVKey, int, int]] = []  # wanted: key, block, the step planned when it was published
@@ -143,6 +156,8 @@ class Outside:
         tokens = r.tokens[i * self.block_size : (i + 1) * self.block_size]
         if self.connector.computed(key, parent, tokens):
             self._due.append((key, block, self.pools[group].step))
+        if self._cached is not None:
+            self._cached(CachedBlock(key, parent if i else None, tokens, r.adapter, r.salt))
 
     def settle(self, plan: StepPlan) -> None:
         """Completes a plan: workers first read the blocks that steps before it wrote, some of which it takes."""

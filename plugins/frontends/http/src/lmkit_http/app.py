@@ -169,7 +169,8 @@ def _answering(
                 incoming = _incoming(route, body, request)
                 # in a thread: a template or a long prompt may take its time, the other streams must not wait for it
                 caller = caller_of(request.scope)
-                work = backend.workers.run(len(body), prepared, backend, dialects, asked, incoming, caller)
+                arguments = (backend, dialects, asked, incoming, caller)
+                work = backend.workers.run(len(body), prepared, *arguments, files=asked.files)
                 dialect, found = await while_connected(request.receive, work)
             if isinstance(found, Answer):
                 if isinstance(found.body, Path):

@@ -150,6 +150,7 @@ class Dialect(ABC):
     routes: ClassVar[tuple[str, ...]] = ()
     light_routes: ClassVar[tuple[str, ...]] = ()  # the same for what the engine is not asked: answered when it is busy
     keeps: ClassVar[bool] = True  # what one request leaves may matter to the next: all come to one process of a server
+    files: ClassVar[bool] = False  # `parse` reads or writes files: it runs in threads that no other dialect waits for
     mark: ClassVar[str | None] = None  # a header by which clients tell it from others that have the same path
     choice: Choice | None = None  # the plugin that it is; set where it is made, for errors to name it
     third_party: bool = False  # set where it is made: routes that are lmkit's own come before its routes
@@ -163,8 +164,8 @@ class Dialect(ABC):
 
     @abstractmethod
     def parse(self, incoming: Incoming, served: Served) -> Exchange | Answer | Incoming:
-        """CPU work only. What it makes of a request for another dialect is answered as if that had come; one that does
-        not keep anything hands on to such others only.
+        """CPU work only, except in a dialect that declares `files`. What it makes of a request for another dialect is
+        answered as if that had come; one that does not keep anything hands on to such others only.
 
         Raises RequestError, which names the field.
         """

@@ -311,11 +311,15 @@ class AsyncLLM(PoolingCalls):
         """The tokenizer loads here while the weights load there."""
         config, host = self.config, self._host
         resolved, checkpoint, _ = self._resolution or resolve(config, host)
-        make = partial(ProcessClient, config, resolved, checkpoint, self._progress, factory=self._factory)
-        engine = partial(Supervised, make, self._restarts)
-        client: Supervised | Replicas = engine(first=make(process=self._process))
+
+        def engine(replica: int) -> Supervised:
+            plan = resolved.for_replica(replica)
+            make = partial(ProcessClient, config, plan, checkpoint, self._progress, factory=self._factory)
+            return Supervised(make, self._restarts, first=make(process=self._process) if not replica else None)
+
+        client: Supervised | Replicas = engine(0)
         if config.parallel.dp > 1:
-            client = Replicas([client, *(engine() for _ in range(config.parallel.dp - 1))])
+            client = Replicas([client, *map(engine, range(1, config.parallel.dp))])
         starting = asyncio.ensure_future(client.start())
         await asyncio.sleep(0)  # the process is spawned before this one gets busy
         try:
