@@ -56,6 +56,7 @@ from lmkit.api import (
     itemsize,
     make_target,
     nearest,
+    owner_of,
 )
 from lmkit.config import STEP_TOKENS, EngineConfig
 from lmkit.contracts.describe import described, joined
@@ -219,7 +220,7 @@ class Resolver:
             self._derive("head", head, f"made of a {native}")
         try:
             info: ModelInfo = ask(
-                f"{choice.target}.describe", _described, choice, checkpoint.config, head, gives=ModelInfo
+                f"{owner_of(choice)}: describe", _described, choice, checkpoint.config, head, gives=ModelInfo
             )
         except UnknownArchitecture as e:
             families = {_family(architecture): architecture for architecture in known}
@@ -446,7 +447,7 @@ class Resolver:
     def _platform_defaults(self) -> list[tuple[str, ConfigProposal]]:
         """What the platform suggests; its module loads torch in the worker only."""
         choice = next(c for c in self._choices if c.kind == "platform")
-        owner = f"{choice.target}.defaults"
+        owner = f"{owner_of(choice)}: defaults"
         suggested = ask(owner, _defaults, choice, self.known.info, self._device(), gives=Mapping)
         return [(choice.name, ConfigProposal(key, value, "the platform's default")) for key, value in suggested.items()]
 

@@ -27,8 +27,10 @@ from lmkit.api import (
     Grammar,
     GrammarBackend,
     GrammarError,
+    PluginError,
     Thinking,
     Vocabulary,
+    blame,
     info_of,
     make_target,
 )
@@ -275,6 +277,8 @@ class Compiler:
             error = GrammarError(f"the grammar was not compiled: {result.unfinished}")
             self._fail(compilation, error, lasting=result.lasting)
             return
+        if not result.backend and result.faults:
+            raise PluginError("; ".join(result.faults), fix="the engine's log has the cause")
         if not result.backend:
             raise GrammarError(_told(result.refused), fix="change the constraint, or leave it out")
         compiled = self._backend(result.backend).load(result.compiled)
@@ -284,7 +288,12 @@ class Compiler:
 
     # ------------------------------------------------------------------------------------------------ in both
 
+    def blame(self, error: BaseException) -> BaseException:
+        """The error, or one that names the grammar backend whose code raised it."""
+        return blame(error, self._choices.values())
+
     def _fail(self, compilation: Compilation, error: BaseException, *, lasting: bool = True) -> None:
+        error = self.blame(error)
         if not isinstance(error, GrammarError):
             lasting = False
             log.error("a grammar could not be compiled", exc_info=error)
