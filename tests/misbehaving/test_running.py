@@ -308,8 +308,6 @@ def test_a_kv_connector_that_raises_has_found_nothing(
 
 def test_a_kv_connector_that_cannot_be_made_is_named(install: Any) -> None:
     install("kv_connector", CONNECTOR, **(QUIET | {"made": "raise OSError('no disk')"}))
-    with pytest.raises(
-        LmkitError, match=r"kv_connector 'bad' \(bad-running 0.1.0\) could not be made: OSError"
-    ) as caught:
+    with pytest.raises(LmkitError, match=r"'bad' \(bad-running 0.1.0\) could not be made: OSError") as caught:
         LLM("demo", kv_connector="bad", **OPTIONS)
     assert caught.value.code == "plugin"
