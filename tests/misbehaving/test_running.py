@@ -311,3 +311,51 @@ def test_a_kv_connector_that_cannot_be_made_is_named(install: Any) -> None:
     with pytest.raises(LmkitError, match=r"'bad' \(bad-running 0.1.0\) could not be made: OSError") as caught:
         LLM("demo", kv_connector="bad", **OPTIONS)
     assert caught.value.code == "plugin"
+
+
+@pytest.mark.parametrize("interface", ["0", "3"])
+def test_a_template_reader_that_is_refused_is_named(install: Any, tmp_path: Path, interface: str) -> None:
+    """B3: the file that it reads is not taken for a template's text instead."""
+    file = tmp_path / "chat.old"
+    file.write_text("user={u}")
+    install("template", TEMPLATE, template="return 'x'", interface=interface)
+    with pytest.raises(LmkitError, match=r"template plugin 'bad' \(bad-running 0.1.0\) reads .old files") as caught:
+        LLM("demo", chat_template=str(file), **OPTIONS)
+    assert caught.value.code == "no-candidate"
+    assert "interface-unsupported" in str(caught.value)
+    assert "LMKIT_PLUGINS_DISABLE=template:bad" in caught.value.fix
+
+
+def test_a_template_reader_that_is_broken_is_not_passed_over(install: Any, tmp_path: Path) -> None:
+    """Nobody knows what it reads: an unusual file is refused, usual ones are read with a warning."""
+    install("template", "raise OSError('no luck')")
+    for name, refused in (("chat.old", True), ("chat.jinja", False)):
+        file = tmp_path / name
+        file.write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+        if refused:
+            with pytest.raises(LmkitError, match=r"template plugin 'bad' \(bad-running 0.1.0\) may read .old files"):
+                LLM("demo", chat_template=str(file), **OPTIONS)
+            continue
+        with LLM("demo", chat_template=str(file), **OPTIONS) as llm:
+            assert any("template plugin 'bad'" in text for text in llm.resolved.warnings)
+
+
+@pytest.mark.parametrize("text", ["", "  \n\t\n"])
+@pytest.mark.parametrize("name", ["chat.jinja", "chat.old"])
+def test_an_empty_template_file_is_an_error(install: Any, tmp_path: Path, name: str, text: str) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    install("template", TEMPLATE, template="return path.read_text()", interface="2")
+    with pytest.raises(LmkitError, match="holds no chat template") as caught:
+        LLM("demo", chat_template=str(file), **OPTIONS)
+    assert caught.value.code == "config"
+
+
+@pytest.mark.parametrize("template", ["raise OSError('/secret')", "raise SystemExit(3)", "return 5"])
+def test_a_template_reader_is_named(install: Any, tmp_path: Path, template: str) -> None:
+    file = tmp_path / "chat.old"
+    file.write_text("user={u}")
+    install("template", TEMPLATE, template=template, interface="2")
+    with pytest.raises(LmkitError, match=r"template 'bad' \(bad-running 0.1.0\)") as caught:
+        LLM("demo", chat_template=str(file), **OPTIONS)
+    assert caught.value.code == "plugin"

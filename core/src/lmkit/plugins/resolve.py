@@ -367,10 +367,45 @@ class Resolver:
 
     def _choose_template(self) -> None:
         """A plugin's, for the file that the user names or for the checkpoint; without one, files are read as text."""
-        checkpoint = self.known.checkpoint
+        checkpoint, num_outcomes = self.known.checkpoint, len(self.outcomes)
         self._choose(template.KIND)
+        if not any(choice.kind == "template" for choice in self._choices):
+            for outcome in self.outcomes[num_outcomes:]:
+                self._check_template_readers(outcome)
         found = chosen_template(self._choices, self.config.model.chat_template, checkpoint)
         self.known.templates = {"default": found} if found is not None else chat_templates(checkpoint.path)
+
+    def _check_template_readers(self, outcome: Outcome) -> None:
+        """Where no reader is left: one that is meant for the file or the model, and refused, is not passed over.
+
+        Without it the file would be read as a template's text, or the checkpoint's own template would be used. Raises
+        SelectionError. Of a plugin that cannot be loaded nobody knows what it reads: files that usually are a
+        template's text are read, with a warning.
+        """
+        request = outcome.request
+        assert isinstance(request, template.TemplateRequest)
+        suffix = None if request.suffix is None else request.suffix.lower()
+        for candidate in outcome.candidates:
+            if candidate.ok or (suffix is None and [r.code for r in candidate.reasons] == ["experimental"]):
+                continue
+            if isinstance(candidate.spec, template.TemplateSpec):
+                meant = not any(template.refusals(candidate.spec, request))
+                what = f"reads {suffix} files" if suffix is not None else "brings the template of this model"
+            else:
+                meant, what = suffix is not None, f"may read {suffix or 'such'} files"
+            if not meant:
+                continue
+            reason = candidate.reasons[0]
+            said = (
+                f"template plugin {candidate.name!r} ({candidate.dist} {candidate.version}) {what} and cannot be used"
+            )
+            without = f"start without it: LMKIT_PLUGINS_DISABLE=template:{candidate.name}"
+            if candidate.spec is None and suffix in template.TEXT_SUFFIXES:
+                self._warnings.append(f"{said}: {reason}")
+            else:
+                fix = f"{reason.fix}; or {without}" if reason.fix else without
+                raise SelectionError(f"{said}: {reason.code}, needs {reason.needed}, has {reason.offered}",
+                                     [candidate.refused("template")], fix=fix)  # fmt: skip
 
     def _find_ends(self) -> None:
         """What the files name, and what the chat template ends a turn with."""
