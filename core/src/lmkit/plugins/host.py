@@ -44,6 +44,8 @@ log = logging.getLogger("lmkit.plugins")
 MAX_ITEMS = 10_000  # that one call of a hook may yield
 
 PREFIX = "lmkit."
+_CHOSEN = ("platform", "model")  # kinds that the resolver finds by itself
+_DOCTOR_CHECKS, _RESOLVE_CHECKPOINT = "lmkit_doctor_checks", "lmkit_resolve_checkpoint"
 COMMANDS = "lmkit.command"  # a front end reads this group
 
 
@@ -165,7 +167,7 @@ class PluginHost(pluggy.PluginManager):
             return
         specs = self._call_registration(module, entry.kind)
         if specs is None:
-            raise PluginError(f"{entry.module} does not implement {BY_NAME[entry.kind].hook}")
+            raise PluginError(_no_hook(module, BY_NAME[entry.kind].hook))
         for spec in specs:
             if entry.name in getattr(spec, "architectures", (spec.name,)):
                 break
@@ -215,6 +217,26 @@ class PluginHost(pluggy.PluginManager):
                     raise PluginError(f"{hook} of {module.__name__} returned {spec!r}, not a {spec_type.__name__}")
             self._specs[key] = specs
         return self._specs[key]
+
+    def uncalled_hooks(self, entry: Entry) -> list[tuple[str, str]]:
+        """(hook, entry-point group it needs) of what the module of a loaded entry implements and nobody ever calls.
+
+        Registration hooks are called in modules that an entry point of their kind names; behaviour hooks in extensions
+        and in modules of what was chosen, which is too late to find a checkpoint.
+        """
+        module = self.get_plugin(entry.module)
+        kinds = {e.kind for e in self.entries() if e.module == entry.module and e.state != "shadowed"}
+        chosen = any(BY_NAME[kind].ask is not None or kind in _CHOSEN for kind in kinds - {EXTENSION})
+        registers = {kind.hook: kind for kind in BY_NAME.values()}
+        uncalled = []
+        for caller in self.get_hookcallers(module) or () if module is not None else ():
+            if (kind := registers.get(caller.name)) is not None:
+                if kind.name not in kinds:
+                    uncalled.append((caller.name, kind.group))
+            elif caller.has_spec() and EXTENSION not in kinds and caller.name != _DOCTOR_CHECKS:
+                too_late = caller.name == _RESOLVE_CHECKPOINT
+                uncalled += [(caller.name, f"{PREFIX}{EXTENSION}")] if too_late or not chosen else []
+        return sorted(uncalled)
 
     def specs_of(self, entry: Entry) -> list[Spec]:
         """Everything the module of a loaded entry registered for its kind."""
@@ -406,6 +428,17 @@ class PluginHost(pluggy.PluginManager):
         offered = f"installed: {', '.join(names) or 'none'}"
         fix = command or (f"did you mean {like!r}?" if like else f"install a plugin for {kind} {name!r}")
         return Refusal("not-installed", f"{dist}/{name}" if dist else name, offered, fix)
+
+
+def _no_hook(module: ModuleType, hook: str) -> str:
+    """Why a module registers nothing, with what its author may have meant."""
+    text = f"{module.__name__} does not implement {hook}"
+    if callable(getattr(module, hook, None)):
+        return f"{text}: its function of that name is not marked with @hookimpl (of lmkit.api)"
+    functions = [name for name in vars(module) if name.startswith("lmkit_") and name not in hooks()]
+    if like := nearest(hook, functions):
+        return f"{text}; it has a function {like}: is that a misspelling?"
+    return text
 
 
 def _core_range(requires: Iterable[str] | None) -> str | None:

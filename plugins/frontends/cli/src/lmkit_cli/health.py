@@ -18,13 +18,14 @@ import msgspec
 import pluggy
 from lmkit.api import PluginError
 from lmkit.config.environment import plugin_seconds
-from lmkit.kinds import BY_NAME
+from lmkit.kinds import BY_NAME, EXTENSION
 from lmkit.plugins.catalog import CORE_DIST
 from lmkit.plugins.host import Entry, PluginHost
 from lmkit.plugins.options import options_type
 from lmkit.plugins.refs import load_ref
 from lmkit.plugins.stages import requirements
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from lmkit_cli.apart import CHECKS, IMPORTING, Report, examine_apart
 
@@ -50,7 +51,8 @@ class Finding(msgspec.Struct, frozen=True):
 
 def examine(host: PluginHost, *, imports: bool = False) -> list[Finding]:
     """All findings, worst first. With `imports`, `target`, `check` and `options` are imported too (may load torch)."""
-    findings = [Finding("warning", "switch", "plugins", text) for text in host.warnings]
+    host.scan()
+    findings = [Finding("warning", "table", "plugins", text) for text in host.warnings if not _is_conflict(text, host)]
     third_party_dialects = any(e.kind == "dialect" and e.state == "ok" and not e.official for e in host.entries())
     modules = sorted({e.module for e in host.entries() if e.state == "ok"})
     reports = examine_apart(modules, plugin_seconds(), dialects=third_party_dialects)
@@ -76,14 +78,23 @@ def examine(host: PluginHost, *, imports: bool = False) -> list[Finding]:
     return sorted(dict.fromkeys(findings), key=lambda f: (order[f.level], f.subject, f.code))
 
 
+def _is_conflict(text: str, host: PluginHost) -> bool:
+    """Whether a warning is about a name of several dists, of which each has a finding of its own."""
+    return any(e.state == "ambiguous" and text.startswith(f"{e.key} is a name of") for e in host.entries())
+
+
 def _state(entry: Entry, host: PluginHost) -> Iterator[Finding]:
     if entry.state == "ok":
         host.open(entry)
     if entry.state == "ok" or entry.reason is None:
         return
-    level: Level = {"disabled": "info", "shadowed": "warning"}.get(entry.state, "error")  # type: ignore[assignment]
+    settled = entry.state == "ambiguous" and any(e.state == "ok" for e in host.entries(entry.kind, entry.name))
+    levels: dict[str, Level] = {"disabled": "info", "shadowed": "warning"}
+    level: Level = "warning" if settled else levels.get(entry.state, "error")
     reason = entry.reason
-    text = f"{entry.state}: needs {reason.needed}, has {reason.offered}"
+    text = f"needs {reason.needed}, has {reason.offered}"
+    if entry.state != reason.code:
+        text = f"{entry.state}: {text}"
     fix = _fix(entry.module, entry.trace, host) if entry.state == "broken" else reason.fix
     yield Finding(level, reason.code if entry.state != "shadowed" else "shadowed", entry.key, text, fix)
 
@@ -91,6 +102,13 @@ def _state(entry: Entry, host: PluginHost) -> Iterator[Finding]:
 def _loaded(entry: Entry, host: PluginHost, imports: bool) -> Iterator[Finding]:
     for text in entry.warnings:
         yield Finding("warning", "unknown-hook", entry.key, text, "check the spelling, or upgrade lmkit-core")
+    for hook, group in host.uncalled_hooks(entry):
+        text = f"implements {hook}, which is never called: {entry.module} has no entry point of the group {group}"
+        fix = f'add to its pyproject.toml: [project.entry-points."{group}"] {entry.name} = "{entry.module}"'
+        yield Finding("error", "uncalled-hook", entry.key, text, fix)
+    if entry.kind == EXTENSION and not host.get_hookcallers(host.get_plugin(entry.module)):
+        text = f"{entry.module} implements no hook, so it does nothing"
+        yield Finding("warning", "no-hook", entry.key, text, "mark its hooks with @hookimpl (of lmkit.api)")
     for text in private_imports(entry.module):
         yield Finding("error", "private-import", entry.key, text, f"import from {', '.join(PUBLIC)} only")
     spec = entry.spec
@@ -152,12 +170,22 @@ def _dist(dist: str, host: PluginHost) -> Iterator[Finding]:
     if not any(ranges):
         text = f"states no range of {CORE_DIST}"
         yield Finding("warning", "no-core-range", dist, text, f'add "{CORE_DIST}>=0.1,<0.3" to its dependencies')
+    specs = [e.spec for e in host.entries() if e.dist == dist and e.spec is not None]
+    reported = {canonicalize_name(Requirement(text).name) for spec in specs for text in spec.requires}
     for text in found.requires or ():
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
             yield Finding("warning", "bad-requirement", dist, f"{text!r} is not a requirement", "fix its metadata")
             continue
+        name = canonicalize_name(requirement.name)
+        needed = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        version = host.installed_version(name)
+        missing = version is None or not requirement.specifier.contains(version, prereleases=True)
+        if needed and missing and name not in reported and name != CORE_DIST:
+            here = "not installed" if version is None else f"here in version {version}"
+            said = f"requires {text}, which is {here}"
+            yield Finding("warning", "dependency", dist, said, f'pip install "{requirement}"')
         if requirement.name in PINNED and any(s.operator in ("==", "===") for s in requirement.specifier):
             yield Finding(
                 "warning", "exact-pin", dist, f"pins {text}", "use a floor (>=): a pin replaces working builds"
