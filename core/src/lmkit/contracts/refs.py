@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from lmkit.contracts.contained import contained
 from lmkit.contracts.errors import PluginError, is_interrupt, said_by
 from lmkit.contracts.resolved import Choice
 
@@ -14,7 +15,8 @@ def load_ref(ref: str, owner: str = "") -> Any:
     who = f"{owner}: " if owner else ""
     module_name, _, path = ref.partition(":")
     try:
-        found: Any = import_module(module_name)
+        with contained():
+            found: Any = import_module(module_name)
         for attribute in path.split("."):
             found = getattr(found, attribute)
     except BaseException as e:  # also SystemExit: a plugin must not end the process

@@ -61,6 +61,7 @@ class PluginHost(pluggy.PluginManager):
         self._entries: list[Entry] | None = None
         self._failed: dict[str, BaseException] = {}  # by module
         self._specs: dict[tuple[str, str], list[Spec]] = {}  # (module, kind) -> what its hook returned
+        self._printed: dict[str, list[str]] = {}  # by module
         self._extensions_loaded = False
         self._active = {"lmkit.builtin"}  # modules whose behaviour hooks are called
         self.register(import_module("lmkit.builtin"), name="lmkit.builtin")
@@ -188,7 +189,10 @@ class PluginHost(pluggy.PluginManager):
             raise error
         what = f"{entry.key} of {entry.dist}: importing {entry.module}"
         try:
-            return limited(what, partial(import_module, entry.module), self._without(entry.module))
+            return limited(
+                what, partial(import_module, entry.module), self._without(entry.module),
+                printed=self._printed.setdefault(entry.module, []),
+            )  # fmt: skip
         except BaseException as e:
             self._failed[entry.module] = e
             raise
@@ -217,6 +221,10 @@ class PluginHost(pluggy.PluginManager):
                     raise PluginError(f"{hook} of {module.__name__} returned {spec!r}, not a {spec_type.__name__}")
             self._specs[key] = specs
         return self._specs[key]
+
+    def printed(self, module: str) -> str:
+        """The beginning of what a module wrote to standard output when it was imported and registered."""
+        return "".join(self._printed.get(module, ()))
 
     def uncalled_hooks(self, entry: Entry) -> list[tuple[str, str]]:
         """(hook, entry-point group it needs) of what the module of a loaded entry implements and nobody ever calls.
@@ -274,7 +282,8 @@ class PluginHost(pluggy.PluginManager):
         for plugin in self._implementers(hook):
             result = self._guarded(hook, plugin, kwargs)
             if not isinstance(result, gives | None):
-                raise PluginError(f"{hook} of {plugin.__name__} gave {result!r:.80}, no {gives.__name__}")
+                said = f"{self._owner(plugin.__name__)}: {hook} of {plugin.__name__} gave {result!r:.80}"
+                raise PluginError(f"{said}, no {gives.__name__}", fix=self._without(plugin.__name__))
             if result is not None:
                 return result
         return None
@@ -316,7 +325,8 @@ class PluginHost(pluggy.PluginManager):
         except BaseException as e:
             if is_interrupt(e):
                 raise
-            raise PluginError(f"{hook} of {plugin.__name__} raised {said_by(e)}") from e
+            said = f"{self._owner(plugin.__name__)}: {hook} of {plugin.__name__} raised {said_by(e)}"
+            raise PluginError(said, fix=self._without(plugin.__name__)) from e
 
     def _call_alone(self, hook: str, plugin: ModuleType, kwargs: Mapping[str, Any], collect: bool = False) -> Any:
         """Call one plugin's implementation only, so that provenance is known and one failure stops no other.
@@ -329,10 +339,20 @@ class PluginHost(pluggy.PluginManager):
             result = self.subset_hook_caller(hook, others)(**kwargs)
             return [item for items in result for item in islice(items, MAX_ITEMS + 1)] if collect else result
 
-        found = limited(f"{hook} of {plugin.__name__}", ask, self._without(plugin.__name__))
+        printed = self._printed.setdefault(plugin.__name__, [])
+        found = limited(f"{hook} of {plugin.__name__}", ask, self._without(plugin.__name__), printed=printed)
         if collect and len(found) > MAX_ITEMS:
             raise PluginError(f"{hook} of {plugin.__name__} yields more than {MAX_ITEMS} items")
         return found
+
+    def _owner(self, module: str) -> str:
+        """How errors name the plugin that a module belongs to."""
+        entries = [e for e in self._entries or () if e.module == module]
+        return f"{entries[0].kind} {entries[0].name!r} ({entries[0].dist} {entries[0].version})" if entries else module
+
+    def without(self, module: str) -> str:
+        """How to start without a module."""
+        return self._without(module)
 
     def _without(self, module: str) -> str:
         """How to start without a module."""

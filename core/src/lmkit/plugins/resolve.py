@@ -435,7 +435,8 @@ class Resolver:
         proposals = self.host.gather("lmkit_configure", config=config, plan=self.plan(), info=info)
         for module, proposal in proposals:
             if not isinstance(proposal, ConfigProposal):
-                raise PluginError(f"lmkit_configure of {module} returned {proposal!r}, not a ConfigProposal")
+                said = f"lmkit_configure of {module} returned {proposal!r:.80}, not a ConfigProposal"
+                raise PluginError(said, fix=self.host.without(module))
         proposals += self._platform_defaults()
         proposals = [*self._pooling_defaults(proposals), *proposals]
         dims = attention[0].block_sizes if attention else Dims()

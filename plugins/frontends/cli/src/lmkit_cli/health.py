@@ -102,6 +102,9 @@ def _state(entry: Entry, host: PluginHost) -> Iterator[Finding]:
 def _loaded(entry: Entry, host: PluginHost, imports: bool) -> Iterator[Finding]:
     for text in entry.warnings:
         yield Finding("warning", "unknown-hook", entry.key, text, "check the spelling, or upgrade lmkit-core")
+    if printed := host.printed(entry.module):
+        text = f"prints when it is imported or registers ({printed.strip()!r:.60}): standard output is the command's"
+        yield Finding("error", "prints", entry.key, text, "use logging, or print to sys.stderr when it is used")
     for hook, group in host.uncalled_hooks(entry):
         text = f"implements {hook}, which is never called: {entry.module} has no entry point of the group {group}"
         fix = f'add to its pyproject.toml: [project.entry-points."{group}"] {entry.name} = "{entry.module}"'
