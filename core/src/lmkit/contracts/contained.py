@@ -69,7 +69,7 @@ def contained() -> Iterator[Inside]:
     with _lock:
         if not _depth:
             _process, _saved = os.getpid(), (sys.stdout, os._exit)
-            sys.stdout, os._exit = _printed, _refused_exit  # type: ignore[assignment]
+            sys.stdout, os._exit = _printed, _refused_exit
         _depth += 1
     try:
         yield inside
