@@ -176,7 +176,7 @@ async def test_files_and_batches(tmp_path: Path) -> None:
     ("path", "body"),
     [
         ("/v1/chat/completions", {}),
-        ("/v1/chat/completions", HELLO | {"nmae": 1}),
+        ("/v1/chat/completions", HELLO | {"guided_json": {"a": 1}}),
         ("/v1/chat/completions", HELLO | {"model": "other"}),
         ("/v1/chat/completions", HELLO | {"temperature": -1, "stream": True}),
         ("/v1/completions", {"prompt": "x" * 9999}),

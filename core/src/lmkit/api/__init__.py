@@ -12,6 +12,7 @@ from lmkit.contracts.describe import describe_model
 from lmkit.contracts.device import DeviceInfo, Unavailable
 from lmkit.contracts.dtypes import canonical, itemsize, kv_scale_bytes
 from lmkit.contracts.errors import (
+    CannotSplit,
     CapacityError,
     CheckpointError,
     ConfigError,
@@ -79,6 +80,7 @@ from lmkit.contracts.model import (
     NormKind,
     ParamSpec,
     PoolerInfo,
+    Reduction,
     StateTensor,
     WeightRule,
 )

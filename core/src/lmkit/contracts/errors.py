@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import opcode
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -30,6 +30,9 @@ class ErrorInfo(msgspec.Struct, frozen=True):
     field: str | None = None
     status: int = 500
     retryable: bool = False
+    # of a request that is too large, for dialects whose clients read them
+    value: int | None = None
+    limit: int | None = None
 
 
 class LmkitError(Exception):
@@ -92,6 +95,15 @@ class ConfigError(LmkitError):
     code = "config"
     exit_code = 2
     status = 400
+
+
+class CannotSplit(ConfigError):
+    """A layer's weights cannot be divided over as many ranks as --tp or --ep asks for."""
+
+    code = "cannot-split"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, fix="use a smaller --tp or --ep, or --pp, whose ranks have whole layers")
 
 
 class UnknownKey(ConfigError):
@@ -206,6 +218,9 @@ class RequestTooLarge(RequestError):
         self.field, self.value, self.limit = field, value, limit
         super().__init__(message or f"{field} is {value}, the limit is {limit}", fix=fix)
 
+    def info(self) -> ErrorInfo:
+        return msgspec.structs.replace(super().info(), value=self.value, limit=self.limit)
+
 
 class UnsupportedTask(RequestError):
     """`task` was asked of a model that does `offered`."""
@@ -219,9 +234,28 @@ class UnsupportedTask(RequestError):
 
 
 class TemplateFailed(RequestError):
-    """The chat template refused the messages, or could not render them."""
+    """The chat template refused the messages, or could not render them.
+
+    `index` and `key` say what the template read last: which message, and which field of it ("tool_calls.0.id").
+    """
 
     code = "chat-template"
+
+    def __init__(self, message: str, *, fix: str = "", index: int | None = None, key: str = "") -> None:
+        self.cause, self.index, self.key = message, index, key
+        if index is not None:
+            self.field = f"messages.{index}.{key}" if key else f"messages.{index}"
+        super().__init__(f"{self.field}: {message}" if self.field else message, fix=fix)
+
+    def renamed(self, places: Sequence[str]) -> TemplateFailed:
+        """The same error in the names of a client whose request has no `messages`: `places` has one for each."""
+        if self.index is None or self.index >= len(places):
+            return self
+        renamed = TemplateFailed(self.cause, fix=self.fix)
+        renamed.field = places[self.index]
+        renamed.message = f"{renamed.field}: {self.cause}"
+        renamed.args = (renamed.message,)
+        return renamed
 
 
 class GrammarError(RequestError):

@@ -88,7 +88,7 @@ class SamplingParams:
     max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float = 1.0
-    top_p: float = 1.0
+    top_p: float = 1.0  # 0 = the likeliest token, and becomes top_k = 1
     top_k: int = 0  # 0 = off
     min_p: float = 0.0
     presence_penalty: float = 0.0
@@ -120,8 +120,11 @@ class SamplingParams:
             _integer("max_tokens", self.max_tokens, 1, MAX_TOKENS)
         _integer("min_tokens", self.min_tokens, 0, MAX_TOKENS if self.max_tokens is None else self.max_tokens)
         _number("temperature", self.temperature, 0.0, 100.0)
-        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _number("top_p", self.top_p, 0.0, 1.0)
         _integer("top_k", self.top_k, 0, 1 << 31)
+        if self.top_p == 0:  # the smallest set of tokens, which has one: the likeliest
+            _set(self, "top_p", 1.0)
+            _set(self, "top_k", 1)
         _number("min_p", self.min_p, 0.0, 1.0)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
@@ -227,7 +230,7 @@ def _integer(name: str, value: object, low: int, high: int) -> None:
         raise InvalidParam(name, value, f"an integer from {low} to {high}")
 
 
-def _number(name: str, value: object, low: float, high: float, open_low: bool = False) -> None:
+def _number(name: str, value: object, low: float, high: float) -> None:
     number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
-    if not low <= number <= high or (open_low and number == low):  # no limit lets nan or an infinity through
-        raise InvalidParam(name, value, f"a number {'above' if open_low else 'from'} {low} up to {high}")
+    if not low <= number <= high:  # no limit lets nan or an infinity through
+        raise InvalidParam(name, value, f"a number from {low} up to {high}")

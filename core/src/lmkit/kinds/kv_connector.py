@@ -95,6 +95,12 @@ KIND = Kind(
     ask=ask,
     needs=("model",),
     setting="cache.connector",
+    lacking={
+        "recurrent": "the state of recurrent layers would have to be stored, too",
+        "pooling": "pooling models keep no KV blocks for later requests",
+        "ranks": "blocks of several ranks would have to be stored together",
+        "no_prefix_cache": "blocks are found by the prefix cache, which is off",
+    },
     words="keeps KV blocks outside the cache: none (the default), offload, shared, ...",
     doc=__doc__,
 )

@@ -50,6 +50,7 @@ class Ordering:
         """`owner`: how errors name the plugin."""
         self._policy, self._owner = policy, owner
         self._gives_way = getattr(policy, "gives_way", None)
+        self._goes_first = getattr(policy, "goes_first", None)
         self._kinds: dict[str, tuple[type, ...]] = {}  # of keys: texts or numbers, by place
 
     def key(self, name: str, r: Request) -> tuple:
@@ -69,6 +70,24 @@ class Ordering:
         if self._kinds.setdefault(name, kinds) != kinds:
             raise PluginError(f"{who} gave {key!r:.80}, unlike those before")
         return (*key, r.order)
+
+    @property
+    def promotes(self) -> bool:
+        """Whether the policy may name a request that goes first though others wait before it."""
+        return self._goes_first is not None
+
+    def first(self, waiting: Sequence[Request], running: Sequence[Request]) -> tuple[Request, tuple] | None:
+        """Who of `waiting` goes first in this step, with the key for that; None: nobody is preferred."""
+        try:
+            r = self._goes_first(waiting, running) if self._goes_first is not None else None
+            if r is None or r not in waiting:
+                return None
+            key = self.key("admit_key", r)
+        except Exception as e:  # those that wait must not suffer: from now on they keep their order
+            log.error("goes_first of the scheduling policy failed", exc_info=e)
+            self._goes_first = None
+            return None
+        return r, key
 
     def victim(self, first: Request, running: Sequence[Request]) -> Request | None:
         """Who of `running` goes back to waiting behind `first`, with the key for that; None: nobody."""

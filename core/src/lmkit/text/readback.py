@@ -5,6 +5,7 @@ A template is written for what its model writes, so a format that cannot read it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
@@ -36,21 +37,27 @@ _THOUGHT, _ANSWER = "lmkitthought", "lmkitanswer"
 _USER = {"role": "user", "content": "Hello"}
 _KEYS = ("reasoning_content", "reasoning", "thinking")
 _TAIL = 256  # characters of the prompt that parsers look at
+_MAX_MARKER = 64  # characters of a marker that may have begun at the end of a common beginning
+_TAG = re.compile(r"<[^<>\n]+>|\[[^][\n]+\]")  # looks like a marker
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What a template writes after the `tail` of a prompt, and what is in it: a call's arguments, or reasoning."""
+    """What a template writes after the beginning of a prompt, and what is in it: a call's arguments, or reasoning."""
 
     kind: str
-    tail: str
+    begin: str
     written: str
     arguments: str = ""
+    is_prompt: bool = False  # `begin` is a whole prompt: an output goes on there, even within a marker
 
     def left_by(self, fmt: AnyFormat) -> int | None:
         """Characters that `fmt` takes for content; None when it does not read what is in it."""
-        parser = start_parser(fmt, self.tail, (TOOL,))
-        events = [*parser.feed(self.written), *parser.flush()]
+        text, at = self.begin + self.written, len(self.begin)
+        if not self.is_prompt:
+            at = before_marker(text, at, fmt.keep_special)
+        parser = start_parser(fmt, text[max(0, at - _TAIL) : at], (TOOL,))
+        events = [*parser.feed(text[at:]), *parser.flush()]
         content = "".join(e.text for e in events if isinstance(e, Text)).strip()
         if self.kind == "reasoning_parser":
             thought = "".join(e.text for e in events if isinstance(e, Reasoning)).strip()
@@ -104,19 +111,20 @@ class Readback:
         for arguments in _ARGUMENTS:
             call = {"id": "123456789", "type": "function", "function": {"name": NAME, "arguments": arguments}}
             text = self._render([_USER, {"role": "assistant", "content": "", "tool_calls": [call]}], tools)
-            begin = max((_common(text, other) for other in (plain, prompt)), key=len)
-            if NAME in text[len(begin) :]:
-                yield Shown("tool_parser", begin[-_TAIL:], _without(text[len(begin) :], plain), arguments)
+            at = max(goes_on(text, rendered) for rendered in (plain, prompt))
+            if NAME in text[at:]:
+                written = _without(text[at:], plain)
+                yield Shown("tool_parser", text[:at], written, arguments, is_prompt=text[:at] == prompt)
 
     def _reasoning(self) -> Iterable[Shown]:
         prompt = self._render([_USER], add_generation_prompt=True)
         for key in _KEYS:
             text = self._render([_USER, {"role": "assistant", key: _THOUGHT, "content": _ANSWER}])
-            begin = _common(text, prompt)
-            written = _without(text[len(begin) :], text)
+            at = goes_on(text, prompt)
+            written = _without(text[at:], text)
             if _THOUGHT in written and _ANSWER in written:
-                for tail in dict.fromkeys((begin, prompt)):
-                    yield Shown("reasoning_parser", tail[-_TAIL:], written)
+                for begin in dict.fromkeys((text[:at], prompt)):
+                    yield Shown("reasoning_parser", begin, written, is_prompt=begin == prompt)
                 return
 
     def _render(self, messages: Any, tools: Any = (), *, add_generation_prompt: bool = False) -> str:
@@ -129,9 +137,24 @@ class Readback:
             return ""
 
 
-def _common(a: str, b: str) -> str:
-    """How both begin."""
-    return "".join(x for x, _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+def goes_on(text: str, prompt: str) -> int:
+    """Where `text`, a longer conversation, goes on otherwise than `prompt` does, but not within a marker: a prompt that
+    ends in <think> and a history with <tool_call> part before the "<", and not behind the "<t".
+    """
+    at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, prompt, strict=False)))
+    return at if at == len(prompt) else before_marker(text, at)
+
+
+def before_marker(text: str, at: int, markers: Iterable[str] = ()) -> int:
+    """The beginning of the first marker that `at` would cut in two: of one of `markers` or a tag; `at` otherwise."""
+    start = max(0, at - _MAX_MARKER)
+    around = text[start : at + _MAX_MARKER]
+    starts = [m.start() for m in _TAG.finditer(around) if m.start() < at - start < m.end()]
+    for marker in markers:
+        for num_before in range(1, len(marker)):
+            if num_before <= at and text.startswith(marker, at - num_before):
+                starts.append(at - start - num_before)
+    return start + min(starts) if starts else at
 
 
 def _without(text: str, plain: str) -> str:

@@ -14,7 +14,6 @@ from lmkit.api import (
     CheckpointOptions,
     Choice,
     DeclaredFormat,
-    InvalidParam,
     ResolvedPlan,
     SamplingParams,
     TemplateFailed,
@@ -25,6 +24,7 @@ from lmkit.api import (
     owner_of,
 )
 from lmkit.files import chat_templates
+from lmkit.generation import end_ids, recommended
 from lmkit.plugins import load_target
 from lmkit.plugins.catalog import install_command
 from lmkit.plugins.chat_templates import chosen_template
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from lmkit.api import ChatRenderer
     from lmkit.contracts.config import EngineConfig, ModelConfig
 
-_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # read from generation_config
-_TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "chat_template.*")
+_TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "chat_template.*")
 _AT_ONCE = 1 << 16  # tokens
 TAIL = 256  # characters of the prompt that parsers look at
 
@@ -67,9 +66,10 @@ class TextSide:
         tokenizer = load_tokenizer(checkpoint, resolved, config)
         if not (template or tokenizer.chat_template or config.model.tokenizer):
             template = chat_templates(checkpoint.path).get("default")
+        defaults, _ = recommended(checkpoint.generation_config)
         formats = format_of(resolved, "tool_parser"), format_of(resolved, "reasoning_parser")
         renderer = _renderer(resolved, tokenizer, template, formats)
-        return cls(tokenizer, renderer, *formats, _defaults(checkpoint), resolved.choices)
+        return cls(tokenizer, renderer, *formats, defaults, resolved.choices)
 
     def render_chat(
         self,
@@ -262,21 +262,8 @@ def format_of(resolved: ResolvedPlan, kind: str) -> Any:
     return made_format(owner_of(choice), load_target(choice), **choice.options)
 
 
-def _defaults(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What the checkpoint recommends. A bad value is its fault, so it must not look like one of each request."""
-    given: dict[str, Any] = {k: v for k in _DEFAULTS if (v := checkpoint.generation_config.get(k)) is not None}
-    try:
-        SamplingParams(**given)
-    except InvalidParam as e:
-        raise CheckpointError(f"generation_config.json: {e.message}", fix="correct or remove that line") from e
-    return given
-
-
 def _eos_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
-    for source in (checkpoint.generation_config, checkpoint.config):
-        value = source.get("eos_token_id")
-        if isinstance(value, int):
-            return (value,)
-        if isinstance(value, list):
-            return tuple(v for v in value if isinstance(v, int))
-    return ()
+    if ids := end_ids(checkpoint.generation_config)[0]:
+        return tuple(ids)
+    value = checkpoint.config.get("eos_token_id")
+    return tuple(v for v in (value if isinstance(value, list) else [value]) if isinstance(v, int))

@@ -36,7 +36,7 @@ CASES: list[tuple[dict[str, Any], int, str | None]] = [  # body, status, code of
     (ASKED | {"model": "other"}, 404, "model_not_found"),
     (ASKED | {"stream": True}, 400, "unsupported"),
     (ASKED | {"priority": -1}, 403, "priority"),
-    (ASKED | {"max_tokens": 10_000}, 400, "context_length_exceeded"),
+    ({"messages": [{"role": "user", "content": "x" * 5000}]}, 400, "context_length_exceeded"),
 ]
 
 

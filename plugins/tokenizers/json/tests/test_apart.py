@@ -352,9 +352,6 @@ def test_links_of_a_hub_cache_are_followed(tmp_path: Path) -> None:
 def test_a_configuration_that_is_no_configuration(tmp_path: Path, config: str) -> None:
     write(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(config)
-    if config.endswith('["y"]}}'):
-        assert open_tokenizer(tmp_path).vocab_size == 3  # there is no text that could be added
-        return
     with pytest.raises(CheckpointError, match=r"tokenizer_config\.json"):
         open_tokenizer(tmp_path)
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
+from uuid import uuid4
 
 import msgspec
 from lmkit.api import Grammar, SamplingParams, ToolChoice
@@ -22,10 +23,9 @@ from lmkit_http.dialect import (
     UnsupportedField,
     Usage,
 )
-from lmkit_http.strict import warnings_header
 
 from lmkit_dialect_anthropic.conversation import Reader
-from lmkit_dialect_anthropic.schema import LABELS, CountRequest, MessagesRequest
+from lmkit_dialect_anthropic.schema import CountRequest, MessagesRequest
 
 _encode = msgspec.json.encode
 _MODES: dict[str, Literal["auto", "none", "required", "named"]] = {
@@ -45,7 +45,8 @@ class Messages(Exchange):
         self._model = request.model or served.names[0]
         self.streamed = bool(request.stream)
         self._thinks = request.thinks  # else reasoning is not shown
-        self.headers = {"request-id": self.id, **warnings_header(request.dropped)}
+        self.id = f"msg_{uuid4().hex}"  # clients tell ids by how they begin
+        self.headers = {"request-id": self.id}
         self._block: str | int | None = None  # the open one: "thinking", "text", or the number of a call
         self._num_blocks = 0
         self._begun = False
@@ -128,7 +129,6 @@ class Count(Exchange):
 
     def __init__(self, request: CountRequest, served: Served) -> None:
         super().__init__(_conversation(request, served, Reader(served.words, request.dropped)))
-        self.headers = warnings_header(request.dropped)
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
         return _encode({"input_tokens": len(turns[0].request.token_ids)})
@@ -165,10 +165,10 @@ def _conversation(request: CountRequest, served: Served, reader: Reader) -> Chat
     if effort is not None and "reasoning_effort" not in can.get("template_options", ()):
         reader.dropped.add("output_config.effort")
         effort = None
-    reader.dropped.update(name for name in LABELS if getattr(r, name))
-    tools = reader.tools(r.tools or ())
+    tools = reader.tools(r.tools or (), required=mode == "required")
     return ChatAsk(
         messages=messages,
+        places=reader.places,
         tools=tools,
         tool_choice=ToolChoice(mode, choice.name if choice else None),
         parallel_calls=not (choice and choice.disable_parallel_tool_use),
@@ -178,6 +178,8 @@ def _conversation(request: CountRequest, served: Served, reader: Reader) -> Chat
         add_generation_prompt=messages[-1]["role"] != "assistant",
         thinking_budget=budget,
         adapter=served.adapter(r.model),
+        prompt_field="messages",
+        dropped=reader.dropped,
     )
 
 

@@ -12,7 +12,6 @@ import msgspec
 from lmkit.api import PoolingParams, TokenLogprob
 from lmkit_http.dialect import Change, ChatAsk, Exchange, Finish, PoolAsk, Served, TextAsk, ToolCall, Turn
 from lmkit_http.messages import conversation, declared
-from lmkit_http.strict import warnings_header
 
 from lmkit_dialect_ollama.schema import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, Generating
 
@@ -31,7 +30,6 @@ class _Text(Exchange):
         self._began = time.monotonic()
         self._request, self._tokenizer = request, served.tokenizer
         self.streamed = request.stream is not False
-        self.headers = warnings_header(request.dropped)
         self._num_shown = 0  # calls that were sent
 
     @abstractmethod
@@ -102,8 +100,9 @@ class Chat(_Text):
         goes_on = said[-1].role == "assistant" and bool(said[-1].content) and not said[-1].tool_calls
         ask = ChatAsk(
             messages=messages, tools=declared(request.tools or (), served.words, request.dropped),
-            effort=request.effort(served), params=request.params(served), adapter=adapter, grammar_field="format",
-            continue_final=goes_on, add_generation_prompt=not goes_on,
+            effort=request.effort(served), effort_field="think",
+            params=request.params(served), adapter=adapter, grammar_field="format",
+            dropped=request.dropped, continue_final=goes_on, add_generation_prompt=not goes_on,
         )  # fmt: skip
         super().__init__(request, served, ask)
 
@@ -129,12 +128,14 @@ class Generate(_Text):
         ask: ChatAsk | TextAsk
         if request.raw or not served.about["capabilities"]["chat"]:
             whole = f"{request.system}\n\n{prompt}" if request.system else prompt
-            ask = TextAsk(prompts=[whole], params=params, adapter=adapter, grammar_field="format")
+            ask = TextAsk(
+                prompts=[whole], params=params, adapter=adapter, grammar_field="format", dropped=request.dropped
+            )
         else:
             system = [{"role": "system", "content": request.system}] if request.system else []
             ask = ChatAsk(
                 messages=[*system, {"role": "user", "content": prompt}], effort=request.effort(served),
-                params=params, adapter=adapter, grammar_field="format",
+                effort_field="think", params=params, adapter=adapter, grammar_field="format", dropped=request.dropped,
             )  # fmt: skip
         super().__init__(request, served, ask)
 
@@ -156,9 +157,15 @@ class Embed(Exchange):
             prompts, cut, dimensions = [request.prompt], True, None
         limit = served.max_length if cut else None
         super().__init__(
-            PoolAsk(prompts=prompts, params=PoolingParams("embed", dimensions), limit=limit, adapter=adapter)
+            PoolAsk(
+                prompts=prompts,
+                params=PoolingParams("embed", dimensions),
+                limit=limit,
+                adapter=adapter,
+                prompt_field="input",
+                dropped=request.dropped,
+            )
         )
-        self.headers = warnings_header(request.dropped)
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
         found = [turn.message.pooled for turn in turns]

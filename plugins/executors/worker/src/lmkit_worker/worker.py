@@ -54,8 +54,9 @@ from lmkit_worker.carry import carry
 from lmkit_worker.chosen import choice_of, make
 from lmkit_worker.compiles import Compiles
 from lmkit_worker.loaded import LoadedModel
-from lmkit_worker.loading.adapter import AdapterFiles, BaseModel, open_adapter
+from lmkit_worker.loading.adapter import AdapterFiles, open_adapter
 from lmkit_worker.loading.adapter_files import digest
+from lmkit_worker.loading.adapter_places import BaseModel
 from lmkit_worker.loading.convert import architecture_of
 from lmkit_worker.loading.load import load_model
 from lmkit_worker.loading.rules import Rules
@@ -446,5 +447,6 @@ def free_memory() -> None:
 def base_model(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> BaseModel:
     """What adapters need to know of the model that they are for."""
     loader = make(choice_of(resolved, "loader"))
-    entries = {entry.name: entry for entry in loader.tensors(checkpoint)}
-    return BaseModel(Rules(architecture_of(resolved).weights(info)), loader, entries)
+    rules = Rules(architecture_of(resolved).weights(info))
+    entries = {rules.named(entry.name): entry for entry in loader.tensors(checkpoint)}
+    return BaseModel(rules, loader, entries)

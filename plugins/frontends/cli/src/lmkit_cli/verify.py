@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -192,6 +191,7 @@ def _mentioned(text: TextSide, thought: tuple[str, str]) -> str:
 def _tool_history(text: TextSide) -> str:
     """A call of an earlier turn, as the template writes it, is a call to the parser."""
     from lmkit.prompts import shown
+    from lmkit.text.readback import goes_on
 
     function = {"name": TOOL.name, "arguments": json.dumps(ARGUMENTS, ensure_ascii=False)}
     calls = [{"id": "123456789", "type": "function", "function": function}]
@@ -200,8 +200,7 @@ def _tool_history(text: TextSide) -> str:
     tool = {"type": "function", "function": definition}
     before = shown(text.render_chat([user], [tool]))
     after = shown(text.render_chat([user, call], [tool], add_generation_prompt=False))
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
-    written = after[sum(1 for _ in same) :]
+    written = after[goes_on(after, before) :]
     for token in text.tokenizer.eos_token_ids:
         written = written.split(text.tokenizer.piece(token).decode(errors="replace"))[0]
     name, arguments, _, _ = _parse(text, written)

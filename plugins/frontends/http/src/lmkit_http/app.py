@@ -177,8 +177,9 @@ def _answering(
                     return FileResponse(found.body, found.status, found.headers, found.media_type)
                 return Response(found.body, found.status, found.headers, found.media_type)
             exchange, generation = found
+            backend.backlogs.check_room(caller.tenant, generation.reserved, len(backend.settings.api_keys) > 1)
+            deadline = _deadline(place, generation)  # before it runs: what is refused here leaves nothing behind
             entry = backend.begin(exchange, generation, path, caller.tenant, incoming.headers)
-            deadline = _deadline(place, generation)
         finally:
             backend.prepared()
         if exchange.streamed:

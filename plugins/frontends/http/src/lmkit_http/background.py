@@ -103,6 +103,7 @@ class Background:
             exchange, generation = found
             if exchange.streamed:
                 raise UnsupportedField("stream", "nobody reads a stream here", fix="leave stream out")
+            backend.backlogs.check_room(incoming.tenant, generation.reserved, several=False)
             for turn in generation.turns:
                 turn.request.priority = LAST
             backend.begin(exchange, generation, incoming.route, incoming.tenant, incoming.headers)

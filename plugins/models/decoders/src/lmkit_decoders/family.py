@@ -183,7 +183,7 @@ def delta_mixer(
     """
     if v_heads % k_heads:
         raise UnsupportedModel("linear_num_key_heads", k_heads, f"a divisor of {v_heads}")
-    d, width = r.integer("hidden_size"), r.integer("linear_conv_kernel_dim", 4)
+    d, width = r.integer("hidden_size"), r.kernel_width("linear_conv_kernel_dim", 4)
     k, v = k_heads * k_dim, v_heads * v_dim
     channels, sizes = 2 * k + v, {"q": k, "k": k, "v": v, "qkv": 2 * k + v, "z": v}
 

@@ -40,6 +40,7 @@ log = logging.getLogger("lmkit.tokenizer.json")
 
 _MAX_PROCESSES = min(4, max(2, os.cpu_count() or 1))
 _MODULE = "lmkit_tokenizer_json.process"
+_MAX_WARNINGS = 8
 _PATIENCE = 0.02  # seconds that a request waits before another process is started
 _WAIT = 60.0  # seconds that it waits at most
 _MIB = 1 << 20
@@ -301,7 +302,10 @@ def open_apart(reader: str, path: Path, limits: Limits, *, name: Path | None = N
         ) from e
     except RequestError as e:
         raise CheckpointError(f"{file} cannot be loaded: {e.message}", fix="download it again") from e
-    return ApartTokenizer(apart, table)
+    tokenizer = ApartTokenizer(apart, table)
+    for warning in tokenizer.warnings[:_MAX_WARNINGS]:
+        log.warning("%s: %s", path, warning)
+    return tokenizer
 
 
 def open_renderer(

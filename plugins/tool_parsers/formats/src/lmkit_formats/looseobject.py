@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lmkit.api import InvalidParam, ToolDef
@@ -13,9 +14,9 @@ from lmkit.api import InvalidParam, ToolDef
 from lmkit_formats.calls import MAX_NAME, BodyReader, CallBody, State, is_name, read_prefix
 from lmkit_formats.markers import markers, skip_blanks
 from lmkit_formats.params import typed
-from lmkit_formats.schemas import kinds_of
+from lmkit_formats.schemas import ANY, followed, kinds_of, referring
 from lmkit_formats.sink import CallSink
-from lmkit_formats.tags import Tag, dump, listed, plain, properties_of, schema_of, standing_alone, tag_of
+from lmkit_formats.tags import Tag, dump, either, listed, plain, schema_of, tag_of, ways
 
 _MAX_DEPTH = 128
 _MAX_SCHEMA = 16  # of objects in a schema
@@ -178,7 +179,7 @@ class LooseObjectReader:
     def _in_scalar(self, text: str, at: int, final: bool) -> int:
         end, mark = self._collect(_SCALAR_END, text, at, _MAX_SCALAR)
         if mark:
-            self._give(typed(self._take(), None))
+            self._give(typed(self._take(), ANY))
             self._step = self._after_value
         return end
 
@@ -229,21 +230,27 @@ def _loose_members(
     body: LooseObject, schema: Mapping[str, Any], root: Mapping[str, Any], strict: bool, depth: int = 0
 ) -> Tag:
     """Raises InvalidParam for an object that does not say what is in it."""
-    properties, required, optional = properties_of(schema)
-    if (not properties and depth) or depth > _MAX_SCHEMA:
-        raise InvalidParam("tools", dict(schema), "objects with properties, not nested too deep, for this tool format")
-    return listed(
-        required, optional, ",", lambda k: (f"{k}:", _loose_value(body, properties[k], root, strict, depth + 1))
-    )
+    found = []
+    for properties, required, optional in ways(schema, root, strict):
+        if (not properties and depth) or depth > _MAX_SCHEMA:
+            expected = "objects with properties, not nested too deep, for this tool format"
+            raise InvalidParam("tools", dict(schema), expected)
+        values = {name: _loose_value(body, part, root, strict, depth + 1) for name, part in properties.items()}
+        found.append(listed(required, optional, ",", partial(_member, values)))
+    return either(found)
+
+
+def _member(values: Mapping[str, Tag], name: str) -> tuple[str, Tag]:
+    return f"{name}:", values[name]
 
 
 def _loose_value(body: LooseObject, schema: object, root: Mapping[str, Any], strict: bool, depth: int) -> Tag:
     kinds = kinds_of(schema, root)
-    known = schema if isinstance(schema, Mapping) else {}
+    known = followed(schema, root)
     quote = body.quotes[0]
     options: list[Tag] = []
     if kinds is None or "string" in kinds:
-        options += [tag_of(quote, content, quote) for content in plain(schema, strict)]
+        options += [tag_of(quote, content, quote) for content in plain(schema, root, strict)]
     if kinds and "array" in kinds:
         item = tag_of("", _loose_value(body, known.get("items"), root, strict, depth + 1), "")
         options.append(tag_of("[", {"type": "tags_with_separator", "tags": [item], "separator": ","}, "]"))
@@ -251,7 +258,7 @@ def _loose_value(body: LooseObject, schema: object, root: Mapping[str, Any], str
         options.append(tag_of("{", _loose_members(body, known, root, strict, depth), "}"))
     scalars = {"integer", "number", "boolean", "null"} & (kinds or {"number", "boolean", "null"})
     if scalars:
-        rest = {**standing_alone(schema, root), "type": sorted(scalars)}
+        rest = {**referring(schema, root), "type": sorted(scalars)}
         options.append({"type": "json_schema", "json_schema": rest})
     return options[0] if len(options) == 1 else {"type": "or", "elements": options}
 

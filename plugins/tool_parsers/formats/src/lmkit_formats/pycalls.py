@@ -6,15 +6,16 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lmkit.api import ToolDef
 
 from lmkit_formats.calls import GAPS, BodyReader, CallBody, State, is_name
 from lmkit_formats.markers import skip_blanks
-from lmkit_formats.schemas import kinds_of
+from lmkit_formats.schemas import kinds_of, referring
 from lmkit_formats.sink import CallSink
-from lmkit_formats.tags import Tag, dump, listed, properties_of, schema_of, standing_alone
+from lmkit_formats.tags import Tag, dump, either, listed, schema_of, ways
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 _WORD = re.compile(r"[A-Za-z0-9_.\-]*")
@@ -57,8 +58,11 @@ class PyCalls(CallBody):
 
     def accept(self, tool: ToolDef) -> Tag:
         schema = schema_of(tool)
-        properties, required, optional = properties_of(schema)
-        return listed(required, optional, ", ", lambda k: (f"{k}=", _python_value(properties[k], schema)))
+        found = []
+        for properties, required, optional in ways(schema, schema, tool.strict):
+            values = {name: _python_value(part, schema) for name, part in properties.items()}
+            found.append(listed(required, optional, ", ", partial(_argument, values)))
+        return either(found)
 
 
 class PyCallsReader:
@@ -322,13 +326,17 @@ def _number(token: str) -> str:
     return repr(value)
 
 
+def _argument(values: Mapping[str, Tag], name: str) -> tuple[str, Tag]:
+    return f"{name}=", values[name]
+
+
 def _python_value(schema: object, root: Mapping[str, Any]) -> Tag:
     kinds = kinds_of(schema, root)
     words = {"boolean": r"True|False", "null": "None"}
     if kinds and kinds <= words.keys():
         return {"type": "regex", "pattern": "|".join(words[k] for k in sorted(kinds))}
     rest = {"type": sorted(kinds)} if kinds else {}
-    return {"type": "json_schema", "json_schema": {**standing_alone(schema, root), **rest}}
+    return {"type": "json_schema", "json_schema": {**referring(schema, root), **rest}}
 
 
 def _python(value: object) -> str:

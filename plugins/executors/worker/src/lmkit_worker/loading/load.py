@@ -56,6 +56,8 @@ from lmkit_worker.loading.stages import keeper
 from lmkit_worker.loading.update import CopyLoader, Update, keep, untie_as
 
 ALL = "*"  # a rule's part: the tensor holds all parts, one after another; "*.up": all whose names end so
+# Endings of tensors that older files hold of buffers, which follow from the configuration.
+BUFFERS = (".inv_freq", ".position_ids", ".masked_bias", ".cos_cached", ".sin_cached")
 LISTED = 8  # names shown per kind of mismatch
 
 
@@ -365,7 +367,7 @@ def plan_fills(
     for entry in entries:
         match = rules.match(entry.name)
         place = where.get(match.target) if match else None
-        if match is not None and match.rule.ignore and place is None:
+        if place is None and (entry.name.endswith(BUFFERS) if match is None else match.rule.ignore):
             continue
         parts = place.covered(match.part) if match and place else ()
         if match is None or place is None or not parts:

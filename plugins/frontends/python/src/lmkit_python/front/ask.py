@@ -18,6 +18,7 @@ Messages = Sequence[Mapping[str, Any]]
 T = TypeVar("T")
 
 PROMPT = "a text or a list of token ids"
+_MAY_SAY_NOTHING = ("assistant", "tool")  # roles of messages without content
 MESSAGES = "a list of messages like {'role': 'user', 'content': 'Hello'}"
 
 
@@ -38,6 +39,8 @@ class Ask:
     adapter: str | None = None
     priority: int = 0  # smaller is sooner
     salt: str | None = None  # prompts with different ones share nothing of the cache
+    prompt_field: str = "prompt"  # what the client calls the prompt, for errors
+    dropped: set[str] | None = None  # names of the client's fields that change nothing; None: they are refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +85,12 @@ class ChatAsk(GenerateAsk):
     parallel_calls: bool = True
     template_options: Mapping[str, Any] = field(default_factory=dict)
     effort: str | None = None  # of reasoning
+    effort_field: str = "reasoning_effort"  # what the client calls it
     documents: Sequence[Mapping[str, Any]] = ()
     add_generation_prompt: bool = True
     continue_final: bool = False  # the answer goes on with the last message
     thinking_budget: int | None = None  # tokens
+    places: Sequence[str] = ()  # what the client calls each of the messages, where that is not messages.0, messages.1
     tool_defs: Sequence[ToolDef] = field(init=False)  # those that may be called
 
     def __post_init__(self) -> None:
@@ -136,9 +141,10 @@ class VectorAsk(Ask):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolAsk(VectorAsk):
-    """Vectors of prompts."""
+    """Vectors of prompts, or of one conversation as the chat template renders it."""
 
-    prompts: Sequence[Prompt]
+    prompts: Sequence[Prompt] = ()
+    chat: ChatAsk | None = None
     params: PoolingParams | None = None  # None: the model's own task
     add_special: bool = True
 
@@ -172,7 +178,7 @@ def _message(number: int, message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InvalidParam(where, message, "a mapping with role and content")
     content = message.get("content")
-    if not (isinstance(content, str) or is_list(content) or (content is None and message["role"] == "assistant")):
+    if not (isinstance(content, str) or is_list(content) or (content is None and message["role"] in _MAY_SAY_NOTHING)):
         raise InvalidParam(f"{where}.content", content, "a text")
     shaped = {k: v for k, v in message.items() if v is not None and k not in ("annotations", "refusal", "reasoning")}
     if reasoning := message.get("reasoning") or message.get("reasoning_content"):

@@ -13,6 +13,7 @@ from lmkit.api import (
     PoolingParams,
     RequestError,
     SamplingParams,
+    TemplateFailed,
     UnsupportedTask,
     blaming,
 )
@@ -29,7 +30,7 @@ from lmkit_python.front.ask import (
     UnsupportedField,
     VectorAsk,
 )
-from lmkit_python.front.limits import TEMPLATE_SLACK, check_prompt, check_texts, strings
+from lmkit_python.front.limits import TEMPLATE_SLACK, ContextTooLong, check_prompt, check_texts, strings
 from lmkit_python.front.message import Message
 
 if TYPE_CHECKING:
@@ -59,11 +60,19 @@ class Turn:
 
 def prepare(text: TextSide, facts: EngineFacts, ask: Ask, id: str) -> list[Turn]:
     """The turns of an ask, whose requests are called `id`-0, `id`-1, ... Raises RequestError, or PluginError."""
-    with blaming(text.choices):
-        return _prepared(text, facts, ask, id)
+    try:
+        with blaming(text.choices):
+            return _prepare(text, facts, ask, id)
+    except RequestError as error:
+        if error.field == "prompt":
+            error.field = ask.prompt_field
+            if error.message.startswith("prompt: "):
+                error.message = f"{ask.prompt_field}: {error.message.removeprefix('prompt: ')}"
+                error.args = (error.message,)
+        raise
 
 
-def _prepared(text: TextSide, facts: EngineFacts, ask: Ask, id: str) -> list[Turn]:
+def _prepare(text: TextSide, facts: EngineFacts, ask: Ask, id: str) -> list[Turn]:
     if isinstance(ask, PoolAsk):
         return _pool(text, facts, ask, id)
     if isinstance(ask, ScoreAsk):
@@ -113,10 +122,13 @@ def expand(params: SamplingParams, n: int, scores_each: bool = False) -> list[Sa
 
 def rendered(text: TextSide, ask: ChatAsk) -> str:
     """The prompt that the chat template makes of a conversation, for `TextSide.encode_prompt`. Raises RequestError."""
-    return text.render_chat(
-        ask.messages, ask.tools, _template_options(text, ask), ask.add_generation_prompt, ask.continue_final,
-        ask.documents,
-    )  # fmt: skip
+    options = _template_options(text, ask)
+    try:
+        return text.render_chat(
+            ask.messages, ask.tools, options, ask.add_generation_prompt, ask.continue_final, ask.documents
+        )
+    except TemplateFailed as error:
+        raise error.renamed(ask.places) from error
 
 
 def _chat(text: TextSide, facts: EngineFacts, ask: ChatAsk, id: str) -> list[Turn]:
@@ -131,12 +143,16 @@ def _chat(text: TextSide, facts: EngineFacts, ask: ChatAsk, id: str) -> list[Tur
     room = check_prompt(token_ids, facts, ask.params.max_tokens, ask.default_tokens)
     params = replace(ask.params, max_tokens=room)
     tail = text.prompt_tail(prompt, ask.final_text)
-    if ask.thinking_budget is not None and text.reasoning_format is None:
-        raise UnsupportedField("thinking_token_budget", "no reasoning parser is chosen for this model")
+    budget = ask.thinking_budget
+    if budget is not None and text.reasoning_format is None:
+        if ask.dropped is None:
+            raise UnsupportedField("thinking_token_budget", "no reasoning parser is chosen for this model")
+        ask.dropped.add("thinking_token_budget")  # what does not think keeps to every budget
+        budget = None
     constrained_by = ask.grammar_field if params.grammar is not None else "tools"
     params, constrained = text.constrain(
         params, tail, options, ask.tool_defs, ask.tool_choice,
-        parallel=ask.parallel_calls, thinking_budget=ask.thinking_budget,
+        parallel=ask.parallel_calls, thinking_budget=budget,
     )  # fmt: skip
 
     def stream(params: SamplingParams) -> OutputStream:
@@ -202,7 +218,12 @@ def _pool(text: TextSide, facts: EngineFacts, ask: PoolAsk, id: str) -> list[Tur
     params = ask.params or PoolingParams(pooler.task if pooler is not None else "embed")
     if pooler is None or params.task not in pooler.tasks:
         raise UnsupportedTask(params.task, _tasks(facts))
-    return _vectors(text, facts, ask, id, ask.prompts, params, ask.add_special)
+    if ask.chat is None:
+        return _vectors(text, facts, ask, id, ask.prompts, params, ask.add_special)
+    check_texts(text.tokenizer, strings(ask.chat.messages), facts, TEMPLATE_SLACK)
+    prompt = rendered(text, ask.chat)
+    token_ids = text.encode_prompt(prompt, add_special=ask.add_special, limit=ask.limit)
+    return [_vector_turn(text, facts, ask, f"{id}-0", 0, shown(prompt), token_ids, params)]
 
 
 def _score(text: TextSide, facts: EngineFacts, ask: ScoreAsk, id: str) -> list[Turn]:
@@ -217,7 +238,7 @@ def _score(text: TextSide, facts: EngineFacts, ask: ScoreAsk, id: str) -> list[T
     for query, document in ask.pairs:
         token_ids, second = text.encode_pair(query, document, limit=ask.limit)
         params = PoolingParams("classify", activation=ask.activation, second=second)
-        turns.append(_vector_turn(text, ask, f"{id}-{len(turns)}", len(turns), None, token_ids, params))
+        turns.append(_vector_turn(text, facts, ask, f"{id}-{len(turns)}", len(turns), None, token_ids, params))
     return turns
 
 
@@ -225,7 +246,9 @@ def _vectors(
     text: TextSide, facts: EngineFacts, ask: VectorAsk, id: str, prompts: Sequence[Prompt], params: PoolingParams,
     add_special: bool = True,
 ) -> list[Turn]:  # fmt: skip
-    """A turn for each prompt."""
+    """A turn for each prompt: of texts with what the checkpoint puts before them."""
+    before = facts.pooler.prompt if facts.pooler is not None else ""
+    prompts = [before + prompt if isinstance(prompt, str) else prompt for prompt in prompts]
     _check_uncut(text, facts, ask, prompts)
     turns: list[Turn] = []
     for i, prompt in enumerate(prompts):
@@ -234,13 +257,16 @@ def _vectors(
         else:
             token_ids = list(prompt)[: ask.limit]
         read = prompt if isinstance(prompt, str) else None
-        turns.append(_vector_turn(text, ask, f"{id}-{i}", i, read, token_ids, params))
+        turns.append(_vector_turn(text, facts, ask, f"{id}-{i}", i, read, token_ids, params))
     return turns
 
 
 def _vector_turn(
-    text: TextSide, ask: VectorAsk, id: str, index: int, read: str | None, token_ids: list[int], params: PoolingParams
-) -> Turn:
+    text: TextSide, facts: EngineFacts, ask: VectorAsk, id: str, index: int, read: str | None, token_ids: list[int],
+    params: PoolingParams,
+) -> Turn:  # fmt: skip
+    if len(token_ids) > facts.max_length:
+        raise ContextTooLong(len(token_ids), facts.max_length)
     request = EngineRequest(
         id, token_ids, SamplingParams(), ask.priority, monotonic(), ask.adapter, ask.salt, pooling=params
     )
@@ -272,17 +298,24 @@ def _check_tools(text: TextSide) -> None:
 
 
 def _template_options(text: TextSide, ask: ChatAsk) -> Mapping[str, Any]:
-    """Variables of the template. An effort is one of them, or turns thinking on or off. Raises UnsupportedField."""
-    given = dict(ask.template_options)
+    """The variables of the template: the ask's options, and its effort, which is one of them or turns thinking on or
+    off. What the template does not read is dropped, where the ask allows that. Raises RequestError."""
+    variables = text.renderer.options if text.renderer is not None else frozenset()
+    options = dict(ask.template_options)
+    if ask.dropped is not None and text.renderer is not None:
+        ask.dropped.update(f"chat_template_kwargs.{name}" for name in options if name not in variables)
+        options = {name: value for name, value in options.items() if name in variables}
     if ask.effort is None:
-        return given
-    options = text.renderer.options if text.renderer is not None else frozenset()
-    if "reasoning_effort" in options:
-        return {"reasoning_effort": ask.effort, **given}
+        return options
+    if "reasoning_effort" in variables:
+        return {"reasoning_effort": ask.effort, **options}
     named = getattr(text.reasoning_format, "switch", ())
-    switch = next((s for s in (*named, "enable_thinking", "thinking") if s in options), None)
-    if switch is None:
-        raise UnsupportedField("reasoning_effort", "the chat template of this model knows no reasoning effort")
-    if ask.effort not in EFFORTS:
-        raise InvalidParam("reasoning_effort", ask.effort, f"one of {', '.join(EFFORTS)}")
-    return {switch: ask.effort != "none", **given}
+    switch = next((s for s in (*named, "enable_thinking", "thinking") if s in variables), None)
+    if switch is not None and ask.effort in EFFORTS:
+        return {switch: ask.effort != "none", **options}
+    if switch is not None:
+        raise InvalidParam(ask.effort_field, ask.effort, f"one of {', '.join(EFFORTS)}")
+    if ask.dropped is None:
+        raise UnsupportedField(ask.effort_field, "the chat template of this model knows no reasoning effort")
+    ask.dropped.add(ask.effort_field)
+    return options
