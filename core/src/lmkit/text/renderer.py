@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from lmkit.api import ChatRenderer, ChatWriter, ResolvedPlan, TemplateFailed
+from lmkit.api import ChatRenderer, ChatWriter, ResolvedPlan, TemplateFailed, owner_of
 from lmkit.plugins import load_target
 from lmkit.plugins.catalog import install_command
 from lmkit.plugins.refs import ask
@@ -23,7 +23,7 @@ def open_renderer(plan: ResolvedPlan, source: str, special_tokens: Mapping[str, 
     if choice is None:
         return NullRenderer()
     make = partial(load_target(choice), source, special_tokens, **options, **choice.options)
-    made: ChatRenderer = ask(f"renderer {choice.name} of {choice.dist}", make, gives=ChatRenderer)
+    made: ChatRenderer = ask(owner_of(choice), make, gives=ChatRenderer)
     return made
 
 
