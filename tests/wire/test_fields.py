@@ -34,6 +34,7 @@ LEAST: dict[str, Body] = {
     "/v1/messages/count_tokens": SAID | {"model": "scripted"},
     "/v1/responses": {"input": "x"},
     "/v1/responses/input_tokens": {"input": "x"},
+    "/v1/responses/compact": {"input": "x"},
     "/inference/v1/generate": {"token_ids": [1], "sampling_params": {"max_tokens": 2}},
     "/api/chat": SAID | {"model": "scripted"},
     "/api/generate": {"model": "scripted", "prompt": "x"},
@@ -66,7 +67,9 @@ SAMPLES: Body = {
     "inference_geo": "eu", "speed": "fast", "betas": ["b"],
     "stop_sequences": ["z"], "output_config": {"format": FORMAT}, "output_format": FORMAT,
     "thinking": {"type": "enabled", "budget_tokens": 1024}, "instructions": "i", "reasoning": {"effort": "low"},
-    "enable_thinking": False, "effort": "low", "enabled": True, "exclude": True, "type": "enabled",
+    "enable_thinking": False, "normalize": False, "embed_dtype": "float16", "endianness": "big", "texts": ["z"],
+    "raw_scores": True, "return_text": True, "use_activation": True, "effort": "low", "enabled": True,
+    "exclude": True, "type": "enabled",
     "text": {"format": {"type": "text"}}, "truncation": "auto", "include": ["message.output_text.logprobs"],
     "background": True, "prompt_cache_options": {"a": 1}, "chat_template_kwargs": {"x": 1},
     "documents": [{"text": "x"}], "reasoning_effort": "low", "keep_alive": "5m", "format": "json", "think": True,
@@ -90,17 +93,21 @@ ON: dict[str, Body] = {
         ON_MESSAGES,
     ),
     **dict.fromkeys(
-        ("/v1/responses", "/v1/responses/input_tokens"),
+        ("/v1/responses", "/v1/responses/input_tokens", "/v1/responses/compact"),
         ON_RESPONSES,
     ),
     **dict.fromkeys(("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"), ON_DOCUMENTS),
 }
 ENDS = [{"role": "assistant", "content": "x"}]
+RANKED: Body = {"documents": None, "texts": ["z"]}
 # what a field needs beside it; None: what it stands without
 BESIDE: dict[str, Body] = {
     "length_penalty": {"use_beam_search": True}, "early_stopping": {"use_beam_search": True},
     "stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}, "tool_choice": {"tools": [TOOL]},
     "continue_final_message": {"messages": ENDS},
+    "embed_dtype": {"encoding_format": "base64"}, "endianness": {"encoding_format": "base64"},
+    "texts": {"documents": None}, "raw_scores": RANKED, "return_text": RANKED,
+    "truncate": RANKED,
     "text_1": {"queries": None}, "text_2": {"documents": None}, "output_mode": {},
 }  # fmt: skip
 SAMPLES |= {
@@ -111,8 +118,12 @@ SAMPLES |= {
 READ = {"documents": "template"}
 # the same, and dropped by all others
 SWITCHES = {"chat_template_kwargs": "chat_template_kwargs.x", "reasoning_effort": "reasoning_effort",
-            "reasoning": "reasoning.effort", "enable_thinking": "reasoning_effort", "thinking.type": "reasoning_effort",
+            "reasoning": "reasoning.effort", "enable_thinking": "reasoning_effort",
+    "thinking.type": "reasoning_effort",
             "reasoning.effort": "reasoning_effort", "reasoning.enabled": "reasoning_effort"}  # fmt: skip
+
+
+CONVERSED = ("messages", "add_generation_prompt", "continue_final_message")
 
 
 def tables() -> States:
@@ -141,6 +152,10 @@ def body_of(route: str, field: str, state: str) -> Body:
     beside = BESIDE.get(name, {}) if state != "refused" else {}
     if "responses" in route or "messages" in route:
         beside = {k: ON[route].get(k, v) for k, v in beside.items() if k != "logprobs"}
+    if name in CONVERSED and route in ("/v1/embeddings", "/pooling", "/classify"):
+        beside = {"input": None, "messages": SAID["messages"] if name == "add_generation_prompt" else ENDS}
+    if route == "/api/embed":
+        beside = {}
     if "batch" in route and "messages" in beside:
         beside = {"messages": [ENDS]}
     least = LEAST[route]

@@ -185,7 +185,7 @@ class ModelInfo:
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerInfo, ...]
-    max_length: int  # positions the model was made for
+    max_length: int  # positions that are served: those the model was made for, unless `length_note` says why not
     dtype: str  # of the checkpoint: "bfloat16", ...
     num_parameters: int
     eos_token_ids: tuple[int, ...] = ()
@@ -198,6 +198,7 @@ class ModelInfo:
     embedding: str = ""  # checkpoint module of the token embedding, module "embed" of the model; "": adapters keep off
     pooler: PoolerInfo | None = None  # None: it generates
     config: Mapping[str, object] = field(default_factory=dict)  # architecture's own validated values, for build()
+    length_note: str = ""  # why `max_length` is less than the positions the model was made for; "": it is not
 
     @property
     def causal(self) -> bool:

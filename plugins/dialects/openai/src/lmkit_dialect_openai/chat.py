@@ -19,6 +19,7 @@ from lmkit_dialect_openai.wire import (
     UsageBody,
     answer_headers,
     chunk_frame,
+    fingerprint,
     prompt_logprobs,
     usage_of,
 )
@@ -99,6 +100,7 @@ class ChatBody(msgspec.Struct):
     model: str
     choices: list[ChoiceBody]
     usage: UsageBody
+    system_fingerprint: str
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: Any = msgspec.UNSET
 
@@ -112,15 +114,15 @@ class Chat(Exchange):
         super().__init__(ask_of(request, served))
         self._request, self._tokenizer = request, served.tokenizer
         self._model = request.model or served.names[0]
-        self._created = int(time.time())
+        self._created, self._fingerprint = int(time.time()), fingerprint(served)
         self._top = request.top_logprobs or 0
         self.streamed = bool(request.stream)
         options = request.stream_options
         self._with_usage = bool(options and options.include_usage)
-        self._each_usage = bool(options and options.continuous_usage_stats)
+        self._each_usage = bool(self._with_usage and options and options.continuous_usage_stats)
         self._by_id = bool(request.return_tokens_as_token_ids)
         self._head, self._tail = chunk_frame(
-            self.id, "chat.completion.chunk", self._created, self._model, self._with_usage
+            self.id, "chat.completion.chunk", self._created, self._model, self._fingerprint, self._with_usage
         )
         self.headers = answer_headers(request, self.id)
         self._begun = [False] * (request.n or 1)
@@ -131,7 +133,7 @@ class Chat(Exchange):
     def whole(self, turns: Sequence[Turn]) -> bytes:
         bodies = [self._choice(turn) for turn in turns]
         usage = usage_of([turn.stream.usage for turn in turns], len(bodies))
-        body = ChatBody(self.id, "chat.completion", self._created, self._model, bodies, usage)
+        body = ChatBody(self.id, "chat.completion", self._created, self._model, bodies, usage, self._fingerprint)
         if self._request.return_token_ids:
             body.prompt_token_ids = turns[0].request.token_ids
         if self._request.prompt_logprobs is not None:
@@ -195,8 +197,8 @@ class Chat(Exchange):
         if change.reasoning and self._request.shows_reasoning:
             delta.reasoning_content = delta.reasoning = change.reasoning
             filled = True
-        if change.calls:
-            delta.tool_calls, filled = [_call(call) for call in change.calls], True
+        if calls := [_call(call) for call in change.calls if call.arguments]:
+            delta.tool_calls, filled = calls, True
         return delta, filled
 
     def explained(self, told: bytes) -> bytes:
@@ -251,4 +253,5 @@ def _call(change: CallChange) -> CallDelta:
 
 
 def _reason(finish: Finish, called: bool) -> str:
-    return "tool_calls" if called and finish.reason == "stop" else finish.reason
+    """A client may execute the calls of an answer that ends with "tool_calls": then none of them was cut."""
+    return "tool_calls" if called and finish.reason == "stop" and not finish.cut_call else finish.reason

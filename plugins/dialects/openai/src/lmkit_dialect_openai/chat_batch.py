@@ -77,5 +77,5 @@ class ChatBatch(Chat):
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
         choices, usage = [self._choice(turn) for turn in turns], usage_of([turn.stream.usage for turn in turns])
-        body = ChatBody(self.id, "chat.completion", self._created, self._model, choices, usage)
+        body = ChatBody(self.id, "chat.completion", self._created, self._model, choices, usage, self._fingerprint)
         return msgspec.json.encode(body)

@@ -86,6 +86,7 @@ REFUSED: Mapping[str, Refused] = {
     "routed_experts_prompt_start": Refused("leave it out", (0,)), "return_mm_kwargs": Refused(_MEDIA),
     "return_token_offsets": Refused("send echo with logprobs"), "return_meta_info": Refused("leave it out"),
     "return_prompt_text": Refused("send return_token_ids, and decode them with /detokenize"),
+    "logprobs_mode": Refused("leave it out: log-probabilities are the model's own", ("raw_logprobs",)),
     "n_probs": Refused("send logprobs", (0,)),
 }  # fmt: skip
 

@@ -54,7 +54,7 @@ class Generate(Exchange):
         self.streamed = bool(request.stream)
         options = request.stream_options
         self._with_usage = bool(options and options.include_usage)
-        self._each_usage = bool(options and options.continuous_usage_stats)
+        self._each_usage = bool(self._with_usage and options and options.continuous_usage_stats)
         self._num_sent = [0] * (params.n or 1)
         shown = self._shown if self._shown.isascii() and self._shown.isprintable() else self.id
         self.headers = {"x-request-id": shown}
@@ -119,10 +119,10 @@ class RenderedChat(Chat):
         if request.thinking_budget is not None:
             raise UnsupportedField("thinking_token_budget", "token ids cannot say how long the model may think")
         super().__init__(request, served)
-        self._rendered = sampling_params(request)
+        self._rendered, self._streaming = sampling_params(request), _streaming(request)
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
-        return _encode(_rendered(self, turns[0], self._rendered, self._model))
+        return _encode(_rendered(self, turns[0], self._rendered, self._model, self._streaming))
 
 
 class RenderedCompletions(Completions):
@@ -135,13 +135,17 @@ class RenderedCompletions(Completions):
         if request.num_answers > self._n:
             raise UnsupportedField("best_of", "token ids cannot say which answers are the best", fix="send n")
         super().__init__(request, served)
-        self._rendered = sampling_params(request)
+        self._rendered, self._streaming = sampling_params(request), _streaming(request)
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
-        return _encode([_rendered(self, turn, self._rendered, self._model) for turn in turns[:: self._n]])
+        return _encode(
+            [_rendered(self, turn, self._rendered, self._model, self._streaming) for turn in turns[:: self._n]]
+        )
 
 
-def _rendered(exchange: Exchange, turn: Turn, params: dict[str, Any], model: str) -> dict[str, Any]:
+def _rendered(
+    exchange: Exchange, turn: Turn, params: dict[str, Any], model: str, streaming: dict[str, Any]
+) -> dict[str, Any]:
     """Raises UnsupportedField for what token ids and sampling parameters alone cannot say."""
     if turn.request.params.grammar is not None:
         raise UnsupportedField(
@@ -151,8 +155,13 @@ def _rendered(exchange: Exchange, turn: Turn, params: dict[str, Any], model: str
     return {
         "request_id": f"{exchange.id}-{turn.index}", "model": model, "token_ids": turn.request.token_ids,
         "sampling_params": {**params, "max_tokens": turn.request.params.max_tokens},
-        "priority": exchange.ask.priority, "cache_salt": exchange.ask.salt,
+        "priority": exchange.ask.priority, "cache_salt": exchange.ask.salt, **streaming,
     }  # fmt: skip
+
+
+def _streaming(request: Sampling) -> dict[str, Any]:
+    """What a request says of its stream: the rendered one is streamed where it is sent."""
+    return request.model_dump(include={"stream", "stream_options"}, exclude_none=True) if request.stream else {}
 
 
 class Tokens(Dialect):
@@ -178,6 +187,4 @@ def _unplayed(kind: Any, incoming: Incoming, served: Served) -> Any:
     request.model = request.model or None
     served.check_model(request.model)
     request.check()
-    if request.stream:
-        raise UnsupportedField("stream", "a rendered prompt is not streamed", fix="leave stream out")
     return request

@@ -50,7 +50,7 @@ UnknownFields = Annotated[
 def command(
     ctx: typer.Context,  # its object: an engine process that was started ahead, or None
     settings: Sourced,
-    host: Annotated[str, option(help="address to listen on")] = "127.0.0.1",
+    host: Annotated[str, option(help="address to listen on; localhost: 127.0.0.1 and ::1")] = "localhost",
     port: Annotated[int, option(help="port to listen on", min=0, max=65535)] = 8000,
     api_workers: Annotated[int, option(help="processes that answer HTTP before the one engine", min=1, max=64)] = 1,
     api_key: ApiKeys = None,
@@ -59,7 +59,9 @@ def command(
     open_priority: OpenPriority = False,
     cors_origin: CorsOrigins = None,
     insecure: Annotated[bool, option("--insecure", help="allow a public address without a key")] = False,
-    allowed_host: Annotated[list[str] | None, option(help="accepted Host headers; repeatable")] = None,
+    allowed_host: Annotated[
+        list[str] | None, option(help="accepted Host header, .NAME with all below it; repeatable")
+    ] = None,
     uds: Annotated[str, option(help="path of a Unix socket to listen on, instead of host and port")] = "",
     tls_cert: Annotated[str, option(help="PEM file: certificate with its chain; read again when it changes")] = "",
     tls_key: Annotated[str, option(help="PEM file: the key of the certificate")] = "",
@@ -67,6 +69,9 @@ def command(
     unknown_fields: UnknownFields = "warn",
     traces: Annotated[str, option(help="OpenTelemetry collector for traces: http://HOST:4318/v1/traces")] = "",
     profile_dir: Annotated[str, option(help="folder for recordings of steps: POST /start_profile, /stop_profile")] = "",
+    keep_alive: Annotated[
+        float, option(help="seconds that an idle connection is kept; longer than the proxy in front keeps it", min=1)
+    ] = 75.0,
     drain_timeout: Annotated[float, option(help="seconds that running requests get after SIGTERM", min=0)] = 30.0,
     max_seconds: Annotated[
         float | None, option(help="seconds from a request to the end of its answer", min=0.001)
@@ -111,6 +116,7 @@ def command(
         cors_origins=tuple(cors_origin or ()),
         insecure=insecure,
         allowed_hosts=tuple(allowed_host or ()),
+        keep_alive=keep_alive,
         drain_timeout=drain_timeout,
         unknown_fields=unknown_fields,
         max_seconds=max_seconds,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -24,7 +25,16 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from lmkit.api import MAX_TOKENS, InvalidParam, RequestError
 from lmkit_python.front.ask import UnsupportedField
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PrivateAttr, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 
 from lmkit_http.shape import check_shape
 
@@ -237,6 +247,19 @@ class ToolCall(Echoed):
     function: FunctionCall
     index: Annotated[int, Field(ge=0, le=4096)] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_function(cls, value: Any) -> Any:
+        """A call of a custom tool, which has one text, is read as a call of a function with the argument `input`."""
+        if not isinstance(value, dict):
+            return value
+        call = {name: member for name, member in value.items() if name != "type" or member is not None}
+        if call.get("type") == "custom" and isinstance(custom := call.get("custom"), dict):
+            del call["custom"]
+            arguments = {"input": custom.get("input") or ""}
+            call |= {"type": "function", "function": {"name": custom.get("name"), "arguments": arguments}}
+        return call
+
 
 class Message(Echoed):
     role: Annotated[str, Field(min_length=1, max_length=64)]
@@ -271,6 +294,7 @@ def parse(kind: type[Model], body: bytes | bytearray, most: int = MAX_IDS, lenie
     """A request from its JSON body. `most`: values in lists and objects that the body may have. `lenient`: unknown
     fields of a request that is Open are dropped. Raises RequestError that names the first wrong field."""
     check_shape(body, min(most, kind.max_values))
+    body = body.removeprefix(BOM_UTF8)  # RFC 8259, 8.1: parsers may ignore it
     try:
         request = kind.model_validate_json(body)
     except ValidationError as e:

@@ -199,6 +199,7 @@ class DecoderConfig:
     mixer: MixerConfig | None = None
     per_layer: tuple[Mapping[str, Any], ...] = ()  # for each layer, fields that differ there; (): none do
     num_unused_layers: int = 0  # that files have after the last one, for drafts
+    length_note: str = ""  # see ModelInfo
     names: Mapping[str, str] = field(default_factory=tensor_names)  # role -> checkpoint module
 
     def __post_init__(self) -> None:
@@ -432,7 +433,16 @@ def decoder_info(architecture: str, reader: ConfigReader, cfg: DecoderConfig, ex
         adapter_targets=tuple(targets),
         embedding=embedding,
         config=asdict(cfg),
+        length_note=cfg.length_note or _chunk_note(reader, cfg.max_length),
     )
+
+
+def _chunk_note(reader: ConfigReader, length: int) -> str:
+    """Why ConfigReader.length may be less than all positions; "" where it is not."""
+    positions = reader.config.get("max_position_embeddings")
+    if not reader.config.get("dual_chunk_attention_config") or not isinstance(positions, int) or length >= positions:
+        return ""
+    return "dual chunk attention is not implemented beyond the first chunk, where it equals plain attention"
 
 
 def decoder_config(info: ModelInfo, kind: type[DecoderConfig] | None = None) -> DecoderConfig:

@@ -242,10 +242,10 @@ def read_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = (), chat_templa
         raw = RawTokenizer.from_buffer(data)
     except Exception as e:  # the library raises bare Exception
         raise CheckpointError(f"{file} is not a tokenizer: {e}", fix="download or convert it again") from e
-    lower(raw, path)
     names, warnings = add_tokens(raw, path)
     settings = tokenizer_settings(path)
     raw.encode_special_tokens = bool(settings.get("split_special_tokens"))
+    lower(raw, path)
     templates = chat_templates(path)
     special = {k: content_of(v) for k, v in settings.items() if k.endswith("_token") and content_of(v)} | names
     return JsonTokenizer(
