@@ -89,7 +89,7 @@ def repeats(llm: LLM) -> Any:
 
 CASES = [
     Case("platform", "cpu", "defaults", options={"platform": "bad"}),
-    Case("attention", "torch", "forward", options={"attention": "bad"}),
+    Case("attention", "torch", "forward", options={"attention": "bad"}),  # pinned: the plugin that misbehaves
     Case("quantization", "int8", "parse", options={"quantization": "bad"}, made=False, wrap="classmethod"),
     Case(
         "model", "llama", "build", more=f", architectures=({LLAMA!r},)", name=LLAMA,
@@ -99,7 +99,7 @@ CASES = [
     Case("renderer", "jinja", "render", use=chat, function=True, disable="renderer:jinja"),
     Case("scheduler", "fcfs", "admit_key", options={"scheduler": "bad"}),
     Case("loader", "safetensors", "tensors", options={"loader": "bad"}),
-    Case("op", "linear_native", "apply", options={"op": "bad"}),
+    Case("op", "linear_native", "apply", options={"op": "bad"}),  # pinned: the plugin that misbehaves
     Case("executor", "uniproc", "forward", options={"executor": "bad"}),
     Case("structured_output", "masks", "gate", use=constrained, function=True, disable="structured_output:masks"),
     Case("grammar", "llguidance", "compile", use=constrained, disable="grammar:llguidance grammar:xgrammar"),

@@ -30,7 +30,13 @@ DROPPED_VALUES = {  # the same without a counterpart
 }  # fmt: skip
 
 
-NAMES = ("gpt-3.5-turbo", "gpt-3.5-turbo-instruct", "davinci-002", "text-embedding-3-small", "test")  # llama-server takes any
+NAMES = (
+    "gpt-3.5-turbo",
+    "gpt-3.5-turbo-instruct",
+    "davinci-002",
+    "text-embedding-3-small",
+    "test",
+)  # llama-server takes any
 
 
 def arguments(given: list[str]) -> list[str]:

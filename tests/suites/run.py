@@ -1,8 +1,8 @@
 """Runs the test suites of other servers against lmkit: python tests/suites/run.py FOLDER [SUITE...]
 
-FOLDER has a checkout of each suite, under the name of its repository: llama.cpp, vllm. One that is not there is skipped,
-and said. A test passes, or stands in left_out.toml with the reason why it cannot; anything else is a failure. What is
-left out and passes all the same is named, so that the list gets shorter.
+FOLDER has a checkout of each suite, under the name of its repository: llama.cpp, vllm. One that is not there is
+skipped, and said. A test passes, or stands in left_out.toml with the reason why it cannot; anything else is a failure.
+What is left out and passes all the same is named, so that the list gets shorter.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ def run(name: str, checkout: Path, left_out: Mapping[str, str]) -> bool:
     counted = [test for test, pattern in reasons.items() if pattern is None]
     wrong = sorted(test for test in counted if ends[test] == "failed")
     counts = Counter(ends[test] for test in counted)
-    print(f"{name}: {counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped of {len(counted)};")
+    print(
+        f"{name}: {counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped of {len(counted)};"
+    )
     print(f"  {len(ends) - len(counted)} left out, and {sum('::' not in p for p in left_out)} files")
     for test in wrong:
         print(f"  failed: {test}")

@@ -122,7 +122,7 @@ def _module(choice: Choice) -> str:
 
 
 def _nearest(choices: list[Choice], frame: Any) -> Choice:
-    """Of several plugins in one package, whose object a frame works on; else whose module it is of."""
+    """The plugin, among several of one package, whose object a frame works on, or else whose module it runs."""
     owner = frame.f_locals.get("self")
     for choice in choices:
         if type(owner).__qualname__ == choice.target.partition(":")[2] and type(owner).__module__ == _module(choice):

@@ -29,8 +29,9 @@ from lmkit_http.answering import goes_on, prepared, whole
 from lmkit_http.backend import Backend, ServedModel
 from lmkit_http.background import Background
 from lmkit_http.dialect import Answer, Dialect, Exchange, Incoming
-from lmkit_http.dialects import blamed, error_writer, installed_dialects, spoken_routes, written_error
+from lmkit_http.dialects import blamed, error_writer, installed_dialects, spoken_routes
 from lmkit_http.door import Door
+from lmkit_http.error_bodies import written_error
 from lmkit_http.errors import ErrorWriter, HttpError, error_response, info_of, is_inside
 from lmkit_http.gate import Gate, HeaderCheck
 from lmkit_http.handing import LOCAL, Elsewhere, Part

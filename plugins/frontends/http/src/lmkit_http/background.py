@@ -12,7 +12,8 @@ from lmkit.api import EngineBusy, EngineDead, is_interrupt
 from lmkit_http.access import Caller
 from lmkit_http.answering import prepared, whole
 from lmkit_http.dialect import Answer, Dialect, Incoming, UnsupportedField
-from lmkit_http.dialects import blamed, speaker, written_error
+from lmkit_http.dialects import blamed, speaker
+from lmkit_http.error_bodies import written_error
 from lmkit_http.errors import info_of, public
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from lmkit.api import Choice, ConfigError, ErrorInfo, LmkitError, PluginError, blame, guard, is_interrupt
+from lmkit.api import Choice, ConfigError, ErrorInfo, PluginError, blame, guard, is_interrupt
 from lmkit.contracts.guard import LOGGED
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.options import parse_options
@@ -22,6 +22,7 @@ from starlette.routing import Match, Route, compile_path
 from starlette.types import Scope
 
 from lmkit_http.dialect import Answer, Dialect, Exchange, Incoming, Served, error_json
+from lmkit_http.error_bodies import written_error
 from lmkit_http.errors import HttpError
 
 if TYPE_CHECKING:
@@ -232,27 +233,6 @@ def blamed(error: BaseException, dialect: Dialect, backend: Backend) -> BaseExce
     if found is not error:
         log.error("%s", found, exc_info=error)
     return found
-
-
-def written_error(dialect: Dialect | None, info: ErrorInfo) -> bytes:
-    """The body of an error as its dialect writes it; as most clients read it where the dialect cannot."""
-    body = _written(dialect, "error", info) if dialect is not None else None
-    return error_json(info) if body is None else body
-
-
-def written_error_chunk(dialect: Dialect, info: ErrorInfo) -> bytes:
-    """The error in the middle of a stream, likewise."""
-    body = _written(dialect, "error_chunk", info)
-    return b"data: " + error_json(info) + b"\n\n" if body is None else body
-
-
-def _written(dialect: Dialect, method: str, info: ErrorInfo) -> bytes | None:
-    try:
-        with guard(dialect.owner, method):
-            body: object = getattr(dialect, method)(info)
-    except LmkitError:
-        return None
-    return body if isinstance(body, bytes) else None
 
 
 def speaker(dialects: Sequence[Dialect], route: str) -> Dialect:

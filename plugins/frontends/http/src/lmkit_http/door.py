@@ -21,7 +21,7 @@ from lmkit_http.access_log import log
 from lmkit_http.admission import DEADLINE_HEADER, Overloaded, RateLimited, retry_after
 from lmkit_http.backend import Backend
 from lmkit_http.dialect import Dialect
-from lmkit_http.dialects import written_error
+from lmkit_http.error_bodies import written_error
 from lmkit_http.errors import public, retry_headers
 from lmkit_http.gate import request_id
 

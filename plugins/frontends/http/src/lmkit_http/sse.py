@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from starlette.types import Message, Receive, Scope, Send
 
 from lmkit_http.dialect import Dialect
-from lmkit_http.dialects import written_error, written_error_chunk
+from lmkit_http.error_bodies import written_error, written_error_chunk
 from lmkit_http.errors import error_response, info_of, public
 
 T = TypeVar("T")
