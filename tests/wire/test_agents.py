@@ -1,4 +1,4 @@
-"""Requests as coding agents send them: recorded from the programs, their texts replaced (tests/clients/requests)."""
+"""Requests as coding agents and other programs send them: recorded, with their texts replaced (clients/requests)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from lmkit_dialect_anthropic.dialect import Anthropic
+from lmkit_dialect_ollama.dialect import Ollama
 from lmkit_dialect_openai.dialect import OpenAI
 from lmkit_dialect_responses.dialect import Responses
 from lmkit_http.app import build_app
@@ -18,9 +19,10 @@ from lmkit_testing.serving import ServedLLM, scripted
 
 FILES = sorted((Path(__file__).parents[1] / "clients" / "requests").glob("*.json"))
 CONTEXT = 1 << 17  # tokens, which are bytes here
-DIALECTS: tuple[Callable[[], Any], ...] = (OpenAI, Responses, Anthropic)
+DIALECTS: tuple[Callable[[], Any], ...] = (OpenAI, Responses, Anthropic, Ollama)
 # what the last event of a stream says
-ENDS = {"/v1/chat/completions": "[DONE]", "/v1/responses": "response.completed", "/v1/messages": "message_stop"}
+ENDS = {"/v1/chat/completions": "[DONE]", "/v1/responses": "response.completed", "/v1/messages": "message_stop",
+        "/api/chat": '"done":true'}  # fmt: skip
 # what is left out of each request, besides what changes nothing anywhere
 LEFT_OUT = {
     "codex-additional-tools": {"client_metadata", "text.verbosity", "tools.format"},

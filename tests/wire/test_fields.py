@@ -34,6 +34,7 @@ LEAST: dict[str, Body] = {
     "/v1/messages/count_tokens": SAID | {"model": "scripted"},
     "/v1/responses": {"input": "x"},
     "/v1/responses/input_tokens": {"input": "x"},
+    "/v1/responses/compact": {"input": "x"},
     "/inference/v1/generate": {"token_ids": [1], "sampling_params": {"max_tokens": 2}},
     "/api/chat": SAID | {"model": "scripted"},
     "/api/generate": {"model": "scripted", "prompt": "x"},
@@ -92,7 +93,7 @@ ON: dict[str, Body] = {
         ON_MESSAGES,
     ),
     **dict.fromkeys(
-        ("/v1/responses", "/v1/responses/input_tokens"),
+        ("/v1/responses", "/v1/responses/input_tokens", "/v1/responses/compact"),
         ON_RESPONSES,
     ),
     **dict.fromkeys(("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"), ON_DOCUMENTS),

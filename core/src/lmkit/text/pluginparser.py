@@ -20,8 +20,8 @@ from lmkit.api import (
     ToolDef,
     ToolEnd,
     ToolStart,
+    guard,
 )
-from lmkit.plugins.refs import call
 
 log = logging.getLogger("lmkit.plugins")
 _EVENTS = (Text, Reasoning, ToolStart, ToolArgs, ToolEnd, ToolCut, ParseWarning)
@@ -31,9 +31,9 @@ _NAMES = ", ".join(kind.__name__ for kind in _EVENTS)
 class PluginParser:
     """Raises PluginError, which names the parser, where it raises or gives anything that is no list of events."""
 
-    def __init__(self, fmt: ParserFormat, prompt_tail: str, tools: Sequence[ToolDef]) -> None:
-        self._owner = f"parser {getattr(fmt, 'name', type(fmt).__name__)!r}"
-        self._parser: StreamParser = _call(self._owner, fmt.start, prompt_tail, tools)
+    def __init__(self, fmt: ParserFormat, prompt_tail: str, tools: Sequence[ToolDef], owner: str = "") -> None:
+        self._owner = owner or f"parser {getattr(fmt, 'name', type(fmt).__name__)!r}"
+        self._parser: StreamParser = _call(self._owner, "start", fmt.start, prompt_tail, tools)
         if not (callable(getattr(self._parser, "feed", None)) and callable(getattr(self._parser, "flush", None))):
             raise self._wrong("start", self._parser, "an object with feed and flush")
         self._unseen: str | None = ""  # what was fed, until an event comes
@@ -46,12 +46,12 @@ class PluginParser:
         return getattr(self._parser, name)
 
     def feed(self, text: str, ids: Sequence[int] = ()) -> list[ParseEvent]:
-        events = self._checked("feed", _call(self._owner, self._parser.feed, text, ids))
+        events = self._checked("feed", _call(self._owner, "feed", self._parser.feed, text, ids))
         self._unseen = None if events or self._unseen is None else self._unseen + text
         return events
 
     def flush(self) -> list[ParseEvent]:
-        events = self._checked("flush", _call(self._owner, self._parser.flush))
+        events = self._checked("flush", _call(self._owner, "flush", self._parser.flush))
         if not events and self._unseen and self._unseen.strip():
             log.warning("%s made nothing of an output of %d characters", self._owner, len(self._unseen))
             return [ParseWarning(f"{self._owner} made nothing of this output", self._unseen)]
@@ -92,13 +92,7 @@ def _is_object(text: str) -> bool:
         return False
 
 
-def _call(owner: str, function: Callable[..., Any], *args: Any) -> Any:
+def _call(owner: str, method: str, function: Callable[..., Any], *args: Any) -> Any:
     """Clients hear whose fault it is, and not what it said: that is for the log."""
-    try:
-        return call(owner, function, *args)
-    except PluginError as e:
-        if e.__cause__ is None:
-            raise
-        log.error("%s", e.message, exc_info=e.__cause__)
-        why = type(e.__cause__).__name__
-        raise PluginError(f"{owner} raised {why}", fix="the server's log has the cause") from e.__cause__
+    with guard(owner, method):
+        return function(*args)

@@ -9,10 +9,12 @@ Streamed and whole replies use the same object, so they cannot differ.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from lmkit.api import (
+    Choice,
     Detokenizer,
     ErrorInfo,
     FinishReason,
@@ -31,8 +33,11 @@ from lmkit.api import (
     ToolCut,
     ToolEnd,
     ToolStart,
+    blame,
 )
 from lmkit.text.stops import Stops
+
+log = logging.getLogger("lmkit.plugins")
 
 
 @dataclass(slots=True)
@@ -86,6 +91,7 @@ class OutputStream:
     single_call: bool = False  # end after the first tool call
     # calls of these tools (True: all) are given when they are complete, and the text of one that was cut as content
     whole_calls: bool | Collection[str] = False
+    choices: Sequence[Choice] = ()  # the plugins that errors may come from
     finished: bool = False
     must_abort: bool = False
     token_ids: list[int] = field(default_factory=list)
@@ -104,13 +110,18 @@ class OutputStream:
     _pending: list[tuple[int, TokenLogprob]] = field(default_factory=list)  # (offset, entry) not yet given
 
     def feed(self, event: TokenEvent) -> list[OutputEvent]:
-        """Events of one TokenEvent, in order; [] after the end. A plugin's parser that fails ends the choice."""
+        """Events of one TokenEvent, in order; [] after the end. A plugin's parser or tokenizer that fails ends it."""
         if self.finished:
             return []
         events: list[OutputEvent] = []
         try:
             self._feed(event, events)
-        except PluginError as e:
+        except Exception as error:
+            e = blame(error, self.choices)
+            if not isinstance(e, PluginError):
+                raise
+            if e is not error:
+                log.error("%s", e.message, exc_info=error)
             self.must_abort = event.finish is None
             self._pending = []
             self._finish("error", None, e.info(), events)

@@ -270,7 +270,7 @@ async def test_a_conversation_is_compacted_and_goes_on() -> None:
 RESPONSE_KEYS = {
     "id", "object", "created_at", "completed_at", "status", "incomplete_details", "model", "previous_response_id",
     "instructions", "output", "error", "tools", "tool_choice", "truncation", "parallel_tool_calls", "text", "top_p",
-    "presence_penalty", "frequency_penalty", "top_logprobs", "temperature", "reasoning", "user", "usage",
+    "presence_penalty", "frequency_penalty", "top_logprobs", "temperature", "reasoning", "usage",
     "max_output_tokens", "max_tool_calls", "store", "background", "service_tier", "metadata", "safety_identifier",
     "prompt_cache_key",
 }  # fmt: skip

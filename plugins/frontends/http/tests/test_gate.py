@@ -13,7 +13,7 @@ from lmkit.api import ConfigError
 from lmkit_http.access import Access
 from lmkit_http.app import build_app
 from lmkit_http.listening import PortInUse, bind, check_address, is_loopback
-from lmkit_http.run import _known_to
+from lmkit_http.run import known_to
 from lmkit_http.settings import ServerSettings
 from lmkit_testing.serving import listening, scripted
 
@@ -126,14 +126,14 @@ async def test_hosts(connect: Any) -> None:
 )  # fmt: skip
 async def test_names_that_no_stranger_can_have(connect: Any, host: str, status: int) -> None:
     """Without a key: a page of the web cannot make such a name mean this machine, and an address is no name."""
-    client = connect(scripted("a"), _known_to(ServerSettings()))
+    client = connect(scripted("a"), known_to(ServerSettings()))
     for path in ("/v1/models", "/live"):
         assert (await client.get(path, headers={"Host": host})).status_code == status
 
 
 async def test_hosts_that_are_named_are_the_only_ones(connect: Any) -> None:
     settings = ServerSettings(allowed_hosts=(".example.com", "api.example.org"))
-    assert _known_to(settings) == settings
+    assert known_to(settings) == settings
     client = connect(scripted("a"), settings)
     for host, status in [
         ("api.example.org", 200), ("a.b.example.com:1", 200), ("example.com", 421), ("notexample.com", 421),

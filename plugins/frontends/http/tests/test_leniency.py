@@ -210,6 +210,27 @@ async def test_the_header_that_names_dropped_fields_is_short(connect: Any) -> No
     assert header.endswith(", ...")
 
 
+DEEP: Any = 1
+for _ in range(129):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    "extra", [DEEP, {str(i): 1 for i in range(1 << 15)}, [[]] * (1 << 15)], ids=["deep", "wide", "many"]
+)
+@pytest.mark.parametrize(
+    ("path", "within"),
+    [("/v1/chat/completions", None), ("/v1/chat/completions", "stream_options"), ("/api/chat", "options"),
+     ("/v1/messages", "metadata"), ("/v1/responses", None), ("/inference/v1/generate", "sampling_params"),
+     ("/v1/embeddings", None), ("/v1/completions", "user")],
+)  # fmt: skip
+async def test_dropped_fields_are_bounded(connect: Any, path: str, within: str | None, extra: Any) -> None:
+    body = {within: {"x": extra}} if within is not None else {"x": extra}
+    answer = await connect(scripted("ok")).post(path, json=body)
+    assert answer.status_code == 400
+    assert "more than" in answer.text
+
+
 async def test_dropped_fields_are_counted_and_remembered(connect: Any) -> None:
     client = connect(scripted("ok"))
     body = {"messages": [USER], "user": "u", "nobody_knows": 1}
@@ -230,6 +251,43 @@ async def test_only_the_end_of_a_long_prompt_is_read(connect: Any) -> None:
         assert len(prompt(llm)) == length
         assert prompt(llm).endswith("y")
     assert (await connect(llm).post("/v1/completions", json={"prompt": "x" * 150})).status_code == 400
+
+
+async def test_usage_in_every_chunk_needs_include_usage(connect: Any) -> None:
+    for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": [USER]})):
+        options = {"continuous_usage_stats": True}
+        response = await connect(scripted("abc")).post(path, json={**body, "stream": True, "stream_options": options})
+        assert response.status_code == 200
+        assert "usage" not in response.text
+
+
+async def test_answers_and_chunks_have_a_fingerprint(connect: Any) -> None:
+    found = set()
+    for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": [USER]})):
+        found.add((await connect(scripted("abc")).post(path, json=body)).json()["system_fingerprint"])
+        streamed = (await connect(scripted("abc")).post(path, json={**body, "stream": True})).text
+        lines = [line for line in streamed.split("\n\n") if line.startswith("data: {")]
+        found.update(json.loads(line[6:])["system_fingerprint"] for line in lines)
+    (fingerprint,) = found
+    assert fingerprint.startswith("fp_")
+
+
+async def test_a_byte_order_mark_before_a_body_is_ignored(connect: Any) -> None:
+    for path, body in (
+        ("/v1/completions", {"prompt": "x"}), ("/invocations", {"prompt": "x"}), ("/tokenize", {"prompt": "x"}),
+        ("/api/generate", {"model": "scripted", "prompt": "x"}), ("/v1/responses", {"input": "x"}),
+    ):  # fmt: skip
+        content = b"\xef\xbb\xbf" + json.dumps(body).encode()
+        assert (await connect(scripted("ok")).post(path, content=content)).status_code == 200, path
+
+
+async def test_the_blank_at_the_end_of_a_bad_word_counts(connect: Any) -> None:
+    llm = scripted("ok")
+    await connect(llm).post("/v1/completions", json={"prompt": "x", "bad_words": ["42 ", " no"]})
+    (request,) = llm.client.requests  # type: ignore[attr-defined]
+    decode = llm.text.tokenizer.decode
+    banned = [decode(ids) for ids in request.params.extra["bad_words"]["ids"]]
+    assert banned == ["42 ", " 42 ", "no", " no"]
 
 
 async def test_usage_in_every_chunk(connect: Any) -> None:

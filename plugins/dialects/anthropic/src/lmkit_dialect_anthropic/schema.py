@@ -124,4 +124,4 @@ class MessagesRequest(CountRequest):
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=2), NUMBER] | None = None
     top_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = None
-    top_k: Annotated[int, Field(ge=0, le=1 << 31), NUMBER] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1 << 31), NUMBER] | None = None

@@ -31,6 +31,7 @@ from lmkit_http.strict import (
     Name,
     Open,
     Refused,
+    check_arguments,
 )
 from lmkit_http.strict import Tool as FunctionTool
 from pydantic import Field, JsonValue
@@ -51,11 +52,11 @@ StopText = Annotated[str, Field(max_length=1024)]
 class Options(Open):
     """How to sample. What says how a model is loaded is settled when the server starts: it is dropped, and named."""
 
-    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = dict.fromkeys(_LOADING, ())
+    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **dict.fromkeys(_LOADING, ()), "mirostat_tau": (5.0,), "mirostat_eta": (0.1,),  # mirostat itself is refused
+    }  # fmt: skip
     refused: ClassVar[Mapping[str, Refused]] = {
         "mirostat": Refused("send temperature with top_p or min_p", (0,)),
-        "mirostat_tau": Refused("send temperature with top_p or min_p", (5.0,)),
-        "mirostat_eta": Refused("send temperature with top_p or min_p", (0.1,)),
         "tfs_z": Refused("send min_p", (1, 1.0)),
         "typical_p": Refused("send min_p", (1, 1.0)),
         "penalize_newline": Refused("leave it out", (True,)),
@@ -171,6 +172,8 @@ class Said(Echoed):
         """The same in the names of the OpenAI API, which templates read. Raises UnsupportedField."""
         if self.images:
             raise UnsupportedField(f"messages.{number}.images", "this model takes no images", fix="send text alone")
+        for i, call in enumerate(self.tool_calls or ()):
+            check_arguments(call.function.arguments, f"messages.{number}.tool_calls.{i}.function.arguments")
         calls = [
             {"id": call.id, "type": "function",
              "function": {"name": call.function.name, "arguments": call.function.arguments}}
@@ -183,7 +186,7 @@ class Said(Echoed):
 
 
 class Tool(FunctionTool):
-    type: Literal["function"] = "function"
+    type: Annotated[str, Field(min_length=1, max_length=64)] = "function"
 
 
 class ChatRequest(Generating):

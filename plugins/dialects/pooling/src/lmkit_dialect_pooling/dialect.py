@@ -201,7 +201,7 @@ class Rerank(_Scores[RerankRequest]):
     def body(self, answer: list[float]) -> dict[str, Any]:
         """Best first; documents of equal score keep their order."""
         r = self.request
-        order = _order(answer)[: r.top_n]
+        order = _order(answer)[: r.top_n or r.top_k]
         results: list[dict[str, Any]] = [{"index": i, "relevance_score": answer[i]} for i in order]
         if r.return_documents is not False:
             for result in results:

@@ -156,6 +156,7 @@ class RerankRequest(PoolingBase, Activated):
     return_text: bool | None = None
     truncate: bool | None = None
     top_n: Annotated[int, Field(ge=1, le=MAX_INPUTS)] | None = None
+    top_k: Annotated[int, Field(ge=1, le=MAX_INPUTS)] | None = None  # another name of top_n
     return_documents: bool | None = None
 
     def check(self) -> None:

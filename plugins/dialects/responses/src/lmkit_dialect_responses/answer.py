@@ -183,8 +183,9 @@ class Respond(Exchange):
             "temperature": ask.params.temperature, "top_p": ask.params.top_p, "top_logprobs": r.top_logprobs or 0,
             "text": {"format": form.model_dump(exclude_none=True, by_alias=True) if form else {"type": "text"},
                      "verbosity": "medium"},
-            "presence_penalty": 0.0, "frequency_penalty": 0.0, "service_tier": "default", "user": r.user,
+            "presence_penalty": 0.0, "frequency_penalty": 0.0, "service_tier": "default",
             "safety_identifier": r.safety_identifier, "prompt_cache_key": r.prompt_cache_key,
+            **({"user": r.user} if r.user is not None else {}),
             "tool_choice": choice or "auto", "tools": [_shown_tool(tool) for tool in r.tools or ()],
             "truncation": r.truncation or "disabled", "usage": usage_of(usages) if usages else None,
         }  # fmt: skip
@@ -201,9 +202,9 @@ class Respond(Exchange):
         item = self._begun(part, index, "incomplete" if cut else "completed")
         kind = self._kind(part)
         if kind == "custom":
-            item["input"] = custom_input(part.text)
+            item["input"] = "" if cut else custom_input(part.text)  # any part of a text would be run
         elif kind == "search":
-            item["arguments"] = search_arguments(part.text)
+            item["arguments"] = {} if cut else search_arguments(part.text)
         elif part.kind == "call":
             item["arguments"] = part.text
         else:

@@ -255,7 +255,7 @@ class ResponsesRequest(CountRequest):
     service_tier: Label | None = None
     # extensions, named as in /v1/chat/completions
     seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1), NUMBER] | None = None
-    top_k: Annotated[int, Field(ge=0, le=1 << 31), NUMBER] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1 << 31), NUMBER] | None = None
     min_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = None
     priority: Annotated[int, Field(ge=-(1 << 31), le=1 << 31), NUMBER] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None

@@ -103,3 +103,21 @@ class Acceptor:
         except OSError as error:  # of TLS, too: who connected is told, and nobody else is concerned
             log.debug("a connection did not come about: %s", error)
             connection.close()
+
+
+class AcceptingServer(uvicorn.Server):
+    """uvicorn without sockets of its own: connections come from Acceptors, until it stops."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._accepting: list[asyncio.Future[None]] = []
+
+    def accept(self, acceptor: Acceptor) -> None:
+        """Connections are accepted until the server stops."""
+        self._accepting.append(asyncio.ensure_future(acceptor.run()))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Nobody is accepted any more, whoever still is answered."""
+        for task in self._accepting:
+            task.cancel()
+        await super().shutdown(sockets)

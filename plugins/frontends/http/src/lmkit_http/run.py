@@ -18,7 +18,7 @@ import uvicorn
 from lmkit.api import ConfigError, EngineDead
 from lmkit.logs import TIMED, write_json, written_logs
 
-from lmkit_http.accepting import Acceptor
+from lmkit_http.accepting import AcceptingServer, Acceptor
 from lmkit_http.access_log import figures
 from lmkit_http.listening import Certificate, bind, bind_beside, is_loopback, release, url_of
 from lmkit_http.settings import ServerSettings
@@ -42,7 +42,7 @@ _WATCH = 0.25  # seconds between looks at the engine's state
 _LAST_WORDS = 5.0  # seconds that a server without an engine says so
 _LINGER = 0.25  # seconds
 _TURN = 0.0005  # seconds
-_BACKLOG = 2048  # connections that may wait until they are accepted
+BACKLOG = 2048  # connections that may wait until they are accepted
 
 
 def serve(
@@ -75,6 +75,7 @@ def serve(
         with written_logs(TIMED, level), asyncio.Runner(loop_factory=loop_factory()) as runner:
             if config.log_format == "json":
                 write_json()
+            runner.get_loop()  # where there can be none, before there is a coroutine that nobody awaits
             runner.run(_serve(config, settings, sock, on_ready, start, certificate, crew))
     except asyncio.CancelledError:
         raise SystemExit(128 + signal.SIGTERM) from None
@@ -155,9 +156,9 @@ async def run_app(
     """Serves on a bound socket until a signal; then drains. `dialects`: None = those of this environment."""
     from lmkit_http.app import build_app
 
-    settings = _known_to(settings)
+    settings = known_to(settings)
     app = build_app(llm, settings, dialects)
-    how = transport(app, settings, timeout_graceful_shutdown=5, backlog=_BACKLOG)
+    how = transport(app, settings, timeout_graceful_shutdown=5, backlog=BACKLOG)
     server = Server(how, app.state.backend, certificate)
     server.beside = bind_beside(settings, sock)
     await _until_signal(server, llm, sock, sock, settings, on_ready)
@@ -176,14 +177,14 @@ async def run_crew(
     from lmkit_http.app import build_app
     from lmkit_http.handing import DOOR, Part, counts_of
 
-    settings = _known_to(settings)
+    settings = known_to(settings)
     app = build_app(llm, settings, dialects, Part(crew.folder, counts_of(crew.folder, settings), int(time.time())))
-    how = transport(app, settings, timeout_graceful_shutdown=5, backlog=_BACKLOG)
+    how = transport(app, settings, timeout_graceful_shutdown=5, backlog=BACKLOG)
     server = Server(how, app.state.backend, crew=crew)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
         door.bind(str(crew.folder / DOOR))
         sock.setblocking(False)
-        sock.listen(_BACKLOG)  # from now on clients wait, whoever of the crew is there
+        sock.listen(BACKLOG)  # from now on clients wait, whoever of the crew is there
         first = partial(crew.start, app.state.backend, plan)
         try:
             await _until_signal(server, llm, door, sock, settings, on_ready, first)
@@ -191,7 +192,7 @@ async def run_crew(
             crew.disconnect()
 
 
-def _known_to(settings: ServerSettings) -> ServerSettings:
+def known_to(settings: ServerSettings) -> ServerSettings:
     """Without a key a web page must not reach us through a name that resolves to this machine."""
     if settings.uds or settings.api_keys or settings.allowed_hosts or not is_loopback(settings.host):
         return settings
@@ -227,7 +228,8 @@ def transport(app: Any, settings: ServerSettings, **options: Any) -> uvicorn.Con
     """How the application is served on a socket."""
     from lmkit_http.protocol import BoundedProtocol
 
-    protocol: Any = partial(BoundedProtocol, door=app.state.door)  # called as the class would be
+    door = getattr(getattr(app, "state", None), "door", None)
+    protocol: Any = partial(BoundedProtocol, door=door)  # called as the class would be
     return uvicorn.Config(
         app, http=protocol, log_config=None, log_level="warning",
         access_log=False, server_header=False, timeout_keep_alive=settings.keep_alive,  # type: ignore[arg-type]
@@ -235,7 +237,7 @@ def transport(app: Any, settings: ServerSettings, **options: Any) -> uvicorn.Con
     )  # fmt: skip
 
 
-class Server(uvicorn.Server):
+class Server(AcceptingServer):
     """uvicorn with our own signals: drain first, then stop. A second signal stops at once."""
 
     def __init__(
@@ -251,7 +253,6 @@ class Server(uvicorn.Server):
             config.load()
             config.ssl = certificate.context
         self._stopping: asyncio.Task[None] | None = None
-        self._accepting: list[asyncio.Future[None]] = []
         self.beside: list[socket.socket] = []  # where it listens, too
 
     async def run_until_signal(self, sock: socket.socket, ready: Callable[[], Awaitable[None]]) -> None:
@@ -291,7 +292,7 @@ class Server(uvicorn.Server):
             if not serving.done():
                 for listener in listeners:
                     listener.setblocking(False)
-                    listener.listen(_BACKLOG)
+                    listener.listen(BACKLOG)
                     self.accept(Acceptor(listener, self))
                 await ready()
             await serving
@@ -301,16 +302,6 @@ class Server(uvicorn.Server):
             for listener in listeners:
                 if listener.family != socket.AF_UNIX:  # whose path `release` removes
                     listener.close()
-
-    def accept(self, acceptor: Acceptor) -> None:
-        """Connections are accepted until the server stops."""
-        self._accepting.append(asyncio.ensure_future(acceptor.run()))
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Nobody is accepted any more, whoever still is answered."""
-        for task in self._accepting:
-            task.cancel()
-        await super().shutdown(sockets)
 
     async def _watch(self) -> None:
         """Without an engine there is nothing to serve: after a while in which clients learn it, the server ends.
