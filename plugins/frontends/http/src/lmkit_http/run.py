@@ -75,6 +75,7 @@ def serve(
         with written_logs(TIMED, level), asyncio.Runner(loop_factory=loop_factory()) as runner:
             if config.log_format == "json":
                 write_json()
+            runner.get_loop()  # where there can be none, before there is a coroutine that nobody awaits
             runner.run(_serve(config, settings, sock, on_ready, start, certificate, crew))
     except asyncio.CancelledError:
         raise SystemExit(128 + signal.SIGTERM) from None
