@@ -188,6 +188,25 @@ def test_adapters_follow_the_weight_rules_of_every_architecture(name: str, tmp_p
             assert deviation(logits(name, folder, False), expected) > 1e-2, what
 
 
+FURTHER: dict[str, dict[str, Any]] = {  # linears that no other family has, or that peft calls otherwise than the file
+    "Qwen3NextForCausalLM": {"target_modules": ["in_proj_qkvz", "in_proj_ba", "out_proj"]},
+    "Qwen3_5ForCausalLM": {"target_modules": "all-linear"},
+    "Qwen3_5MoeForCausalLM": {"target_modules": "all-linear"},
+    "Gemma3nForCausalLM": {"target_modules": ["linear_left", "per_layer_projection", "per_layer_model_projection"]},
+    "OlmoHybridForCausalLM": {"target_modules": ["a_proj", "b_proj", "g_proj"]},
+    "RecurrentGemmaForCausalLM": {"target_modules": ["linear_x", "linear_y", "linear_out"]},
+    "HYV3ForCausalLM": {"target_modules": r".*shared_experts\.(gate|up|down)_proj"},
+    "KimiLinearForCausalLM": {"target_modules": r".*(shared_experts\.(gate|up|down)_proj|self_attn\.b_proj)"},
+}
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_adapters_of_linears_of_one_family(name: str, tmp_path: Path) -> None:
+    expected = saved(CLASSES[name].family or name, dict(CLASSES[name].values), FURTHER[name], tmp_path)
+    assert deviation(logits(name, tmp_path, True), expected) < 1e-3
+    assert deviation(logits(name, tmp_path, False), expected) > 1e-3
+
+
 # Of these peft has the same names as the files: none of them may be refused.
 COMPARED = {
     ("GptOssForCausalLM", "gate_up_proj"), ("GptOssForCausalLM", "down_proj"), ("Gemma4ForCausalLM", "gate_up_proj"),

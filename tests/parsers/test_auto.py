@@ -219,6 +219,34 @@ def test_prompts_that_begin_a_call(tmp_path: Path) -> None:
     assert tool.chosen.name == "functionary_v32"
 
 
+# calls in a fence of lines of their own, descriptions that must be there, and instructions behind the conversation
+COMMAND_R_PLUS = (
+    "{{ bos_token }}{% for tool in tools %}def {{ tool.function.name }}("
+    "{% for name, of in tool.function.parameters.properties|items %}"
+    "{{- name + ': ' + of.type + ', ' + of.description }}"
+    "{% endfor %}): pass{% endfor %}<|END_OF_TURN_TOKEN|>"
+    "{%- for m in messages %}{%- if m.role == 'user' %}"
+    "{{- '<|START_OF_TURN_TOKEN|><|USER_TOKEN|>' + m.content|trim + '<|END_OF_TURN_TOKEN|>' }}"
+    "{%- elif m.tool_calls is defined %}{{- '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}"
+    "{%- if m.content is defined %}{{- m.content|trim }}{%- endif %}{{- '\\nAction:\\n```json\\n[\\n' }}"
+    "{%- for call in m.tool_calls %}{{- '    {\\n        \"tool_name\": \"' + call.function.name + '\",\\n' }}"
+    "{{- '        \"parameters\": ' }}{%- if call.function.arguments|length > 0 %}"
+    "{{- call.function.arguments|tojson(indent=4)|indent(8) }}{{- '\\n' }}{%- else %}{{- '{}\\n' }}{%- endif %}"
+    "{{- '    }' }}{%- if not loop.last %}{{- ',\\n' }}{%- endif %}{%- endfor %}{{- '\\n]```\\n' }}"
+    "{%- else %}{{- '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' + m.content|trim + '<|END_OF_TURN_TOKEN|>' }}"
+    "{%- endif %}{%- endfor %}{{- '<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>Write your actions<|END_OF_TURN_TOKEN|>' }}"
+    "{%- if add_generation_prompt %}{{- '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}{%- endif %}"
+)
+
+
+def test_instructions_behind_the_conversation_are_no_part_of_a_call(tmp_path: Path) -> None:
+    tool, _ = read_back(tmp_path, COMMAND_R_PLUS, "X")
+    assert tool.chosen is not None
+    assert tool.chosen.name == "command_r"
+    back = Readback.of(text_plan(), {"default": COMMAND_R_PLUS}, {"bos_token": "<s>"})
+    assert [case.left_by(load_format(HOST, "tool_parser", "command_r")) for case in back._calls()] == [0, 0]
+
+
 def test_the_choice_is_tried_first_and_code_of_others_is_not_run() -> None:
     class Code:
         name, keep_special = "code", frozenset[str]()

@@ -117,6 +117,18 @@ IN_CHAT: dict[str, list[Message]] = {
     "a result that is null": [USER, call(), {**RESULT, "content": None}, SAID, USER],
     "functions": [USER, {"role": "assistant", "content": None, "function_call": {"name": "weather", "arguments": CUT}},
                   {"role": "function", "name": "weather", "content": "3"}, SAID, USER],
+    "a custom tool": [
+        USER,
+        {"role": "assistant", "tool_calls": [{"id": ID, "type": "custom", "custom": {"name": "f", "input": "x"}}]},
+        RESULT, SAID, USER,
+    ],
+    "a call without a type": [
+        USER, {"role": "assistant", "tool_calls": [{**call()["tool_calls"][0], "type": None}]}, RESULT, SAID, USER,
+    ],
+    "a call of an unknown type": [
+        USER, {"role": "assistant", "tool_calls": [{"id": ID, "type": "dance", "function": None}]}, RESULT, USER,
+    ],
+    "a call of nothing": [USER, {"role": "assistant", "tool_calls": [{"id": ID}]}, RESULT, USER],
     "no content of the user": [{"role": "user"}],
     "null for the user": [{"role": "user", "content": None}],
 }  # fmt: skip

@@ -52,6 +52,13 @@ def open_checkpoint(ref: str, options: CheckpointOptions) -> Checkpoint | None:
         if (path / MODULES).is_file() and (folders := module_paths(path)):
             patterns = [f"{folder}/*.{kind}" for folder in folders for kind in ("json", "safetensors")]
             download(ref, options, patterns, ignore=())
+        if (path / "config.json").is_file() and not any(path.glob("*.safetensors")):
+            revision = f" --revision {options.revision}" if options.revision else ""
+            raise CheckpointError(
+                f"the hub's {ref} has no *.safetensors files, and pickled weights are not downloaded: reading them can "
+                "execute code",
+                fix=f"{CONVERT}, after: hf download {ref}{revision} --local-dir DIRECTORY",
+            )
         return read_directory(ref, path, options.revision)
     return None
 

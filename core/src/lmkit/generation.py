@@ -49,7 +49,8 @@ def recommended(config: Mapping[str, object]) -> tuple[dict[str, Any], list[str]
         if (value := config.get(name)) is None:
             continue
         try:
-            params[name] = getattr(SamplingParams(**{name: _AS_REQUESTS[name](value)}), name)
+            SamplingParams(**{name: _AS_REQUESTS[name](value)})
+            params[name] = _AS_REQUESTS[name](value)
         except InvalidParam as e:
             warnings.append(f"generation_config.json: {e.message}; the value is left out")
     _, odd = end_ids(config)

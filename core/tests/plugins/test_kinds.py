@@ -104,7 +104,9 @@ def test_every_kind_has_a_consumer(kind: Kind) -> None:
     assert spec.origin is not None
     text = Path(spec.origin).read_text()
     assert f'"{kind.name}"' in text
-    assert any(f"{call}(" in text for call in ("load_target", "load_ref", "make"))  # which is `lmkit_worker.chosen`'s
+    assert any(
+        f"{call}(" in text for call in ("load_target", "load_ref", "make", "make_target")
+    )  # which is `lmkit_worker.chosen`'s
 
 
 def test_names_are_unique() -> None:

@@ -157,7 +157,9 @@ def test_answers_of_plugins_are_checked(whole: World) -> None:
 def test_an_architecture_that_raises_is_named(whole: World) -> None:
     file = whole.path / "toy_model" / "hooks.py"
     file.write_text(file.read_text().replace('window = config.get("sliding_window")', 'window = config["absent"]'))
-    with pytest.raises(PluginError, match=r"toy_model\.hooks:Toy\.describe raised KeyError: 'absent'") as caught:
+    with pytest.raises(
+        PluginError, match=r"model 'ToyForCausalLM' \(toy-model 0.1.0\): describe raised KeyError: 'absent'"
+    ) as caught:
         resolve(TOY, whole.host())
     assert isinstance(caught.value.__cause__, KeyError)
 

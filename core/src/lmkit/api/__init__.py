@@ -36,6 +36,7 @@ from lmkit.contracts.errors import (
     WeightMismatch,
     error_of,
     info_of,
+    is_interrupt,
     nearest,
 )
 from lmkit.contracts.execution import (
@@ -68,6 +69,7 @@ from lmkit.contracts.execution import (
     WorkAhead,
     WorkerFacts,
 )
+from lmkit.contracts.guard import blame, blaming, guard, make_target
 from lmkit.contracts.model import (
     AttnNeed,
     DenseInfo,
@@ -100,10 +102,11 @@ from lmkit.contracts.params import (
     Thinking,
 )
 from lmkit.contracts.pooling import class_pooler, decoder_name, head_linears
-from lmkit.contracts.refs import load_target
+from lmkit.contracts.refs import load_target, owner_of
 from lmkit.contracts.refusal import Refusal, Refused
 from lmkit.contracts.resolved import Choice, Derived, Draft, ResolvedPlan
 from lmkit.contracts.scheduling import Admitted, CompiledGrammar, Gate, Matcher, SchedLimits, Vocabulary
+from lmkit.contracts.schemas import checked_schema, schema_keywords
 from lmkit.contracts.specs import (
     ANY,
     BenchmarkCase,
@@ -131,6 +134,7 @@ from lmkit.contracts.text import (
     Text,
     ToolArgs,
     ToolChoice,
+    ToolCut,
     ToolDef,
     ToolEnd,
     ToolStart,

@@ -5,14 +5,20 @@
 
 from __future__ import annotations
 
+import opcode
+import signal
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, ClassVar
+from threading import current_thread, main_thread
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 if TYPE_CHECKING:
     from lmkit.contracts.refusal import Refused
+
+
+_RAISE = opcode.opmap["RAISE_VARARGS"]
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
@@ -58,6 +64,23 @@ def said_by(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception:
         return type(error).__name__
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether somebody pressed Ctrl-C: a KeyboardInterrupt that a `raise` of plain code brought up is no such thing."""
+    if not isinstance(error, KeyboardInterrupt) or current_thread() is not main_thread():
+        return False  # signals come to the main thread only
+    handler: Any = signal.getsignal(signal.SIGINT)
+    if handler is signal.SIG_IGN:
+        return False
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return True
+    code = trace.tb_frame.f_code
+    handler = getattr(handler, "func", handler)  # of a partial, as asyncio sets it
+    return code.co_code[trace.tb_lasti] != _RAISE or code is getattr(handler, "__code__", None)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

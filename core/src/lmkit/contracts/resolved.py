@@ -59,6 +59,10 @@ class ResolvedPlan(msgspec.Struct, frozen=True):
                 return c
         return None
 
+    def all_choices(self) -> tuple[Choice, ...]:
+        """The choices of the plan, and those for the draft that a proposer runs."""
+        return self.choices if self.draft is None else (*self.choices, *self.draft.plan.choices)
+
     def value(self, key: str, default: Any = None) -> Any:
         return next((d.value for d in self.derived if d.key == key), default)
 

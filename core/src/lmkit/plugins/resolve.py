@@ -51,9 +51,12 @@ from lmkit.api import (
     UnknownArchitecture,
     UnknownKey,
     UnknownName,
+    blaming,
     canonical,
     itemsize,
+    make_target,
     nearest,
+    owner_of,
 )
 from lmkit.config import STEP_TOKENS, EngineConfig
 from lmkit.contracts.describe import described, joined
@@ -237,7 +240,7 @@ class Resolver:
             self._derive("head", head, f"made of a {native}")
         try:
             info: ModelInfo = ask(
-                f"{choice.target}.describe", _described, choice, checkpoint.config, head, gives=ModelInfo
+                f"{owner_of(choice)}: describe", _described, choice, checkpoint.config, head, gives=ModelInfo
             )
         except UnknownArchitecture as e:
             families = {_family(architecture): architecture for architecture in known}
@@ -386,10 +389,45 @@ class Resolver:
 
     def _choose_template(self) -> None:
         """A plugin's, for the file that the user names or for the checkpoint; without one, files are read as text."""
-        checkpoint = self.known.checkpoint
+        checkpoint, num_outcomes = self.known.checkpoint, len(self.outcomes)
         self._choose(template.KIND)
+        if not any(choice.kind == "template" for choice in self._choices):
+            for outcome in self.outcomes[num_outcomes:]:
+                self._check_template_readers(outcome)
         found = chosen_template(self._choices, self.config.model.chat_template, checkpoint)
         self.known.templates = {"default": found} if found is not None else chat_templates(checkpoint.path)
+
+    def _check_template_readers(self, outcome: Outcome) -> None:
+        """Where no reader is left: one that is meant for the file or the model, and refused, is not passed over.
+
+        Without it the file would be read as a template's text, or the checkpoint's own template would be used. Raises
+        SelectionError. Of a plugin that cannot be loaded nobody knows what it reads: files that usually are a
+        template's text are read, with a warning.
+        """
+        request = outcome.request
+        assert isinstance(request, template.TemplateRequest)
+        suffix = None if request.suffix is None else request.suffix.lower()
+        for candidate in outcome.candidates:
+            if candidate.ok or (suffix is None and [r.code for r in candidate.reasons] == ["experimental"]):
+                continue
+            if isinstance(candidate.spec, template.TemplateSpec):
+                meant = not any(template.refusals(candidate.spec, request))
+                what = f"reads {suffix} files" if suffix is not None else "brings the template of this model"
+            else:
+                meant, what = suffix is not None, f"may read {suffix or 'such'} files"
+            if not meant:
+                continue
+            reason = candidate.reasons[0]
+            said = (
+                f"template plugin {candidate.name!r} ({candidate.dist} {candidate.version}) {what} and cannot be used"
+            )
+            without = f"start without it: LMKIT_PLUGINS_DISABLE=template:{candidate.name}"
+            if candidate.spec is None and suffix in template.TEXT_SUFFIXES:
+                self._warnings.append(f"{said}: {reason}")
+            else:
+                fix = f"{reason.fix}; or {without}" if reason.fix else without
+                raise SelectionError(f"{said}: {reason.code}, needs {reason.needed}, has {reason.offered}",
+                                     [candidate.refused("template")], fix=fix)  # fmt: skip
 
     def _find_ends(self) -> None:
         """What the files name, and what the chat template ends a turn with."""
@@ -421,7 +459,8 @@ class Resolver:
         proposals = self.host.gather("lmkit_configure", config=config, plan=self.plan(), info=info)
         for module, proposal in proposals:
             if not isinstance(proposal, ConfigProposal):
-                raise PluginError(f"lmkit_configure of {module} returned {proposal!r}, not a ConfigProposal")
+                said = f"lmkit_configure of {module} returned {proposal!r:.80}, not a ConfigProposal"
+                raise PluginError(said, fix=self.host.without(module))
         proposals += self._platform_defaults()
         proposals = [*self._pooling_defaults(proposals), *proposals]
         dims = attention[0].block_sizes if attention else Dims()
@@ -470,7 +509,7 @@ class Resolver:
     def _platform_defaults(self) -> list[tuple[str, ConfigProposal]]:
         """What the platform suggests; its module loads torch in the worker only."""
         choice = next(c for c in self._choices if c.kind == "platform")
-        environment, owner = f"{choice.target}.worker_env", f"{choice.target}.defaults"
+        environment, owner = f"{owner_of(choice)}: worker_env", f"{owner_of(choice)}: defaults"
         ask(environment, partial(_environment, choice, self.config), gives=Mapping)  # it may refuse options
         suggested = ask(owner, _defaults, choice, self.known.info, self._device(), gives=Mapping)
         return [(choice.name, ConfigProposal(key, value, "the platform's default")) for key, value in suggested.items()]
@@ -493,7 +532,8 @@ class Resolver:
     def _step(self, topic: str, work: Callable[[], None], needs: Sequence[str] = ()) -> None:
         """Run a step; with `tolerant`, record its failure, and skip it when one that it needs has failed."""
         if not self.tolerant:
-            work()
+            with blaming(self._choices, in_full=True):
+                work()
             return
         for needed in needs:
             if needed in self.errors:
@@ -502,7 +542,8 @@ class Resolver:
                 log.debug("%s is skipped: %s", topic, cause)
                 return
         try:
-            work()
+            with blaming(self._choices, in_full=True):
+                work()
         except LmkitError as e:
             self.errors[topic] = e
 
@@ -574,15 +615,15 @@ def describe(choice: Choice) -> str:
 
 
 def _described(choice: Choice, config: Mapping[str, Any], head: PoolingTask | None) -> ModelInfo:
-    return described(load_target(choice)(**choice.options), config, head)
+    return described(make_target(choice), config, head)
 
 
 def _defaults(choice: Choice, *args: Any) -> Any:
-    return load_target(choice)().defaults(*args)
+    return make_target(choice).defaults(*args)
 
 
 def _environment(choice: Choice, config: EngineConfig) -> Any:
-    return load_target(choice)(**choice.options).worker_env(config, 0)
+    return make_target(choice).worker_env(config, 0)
 
 
 def _general(known: Sequence[str]) -> list[str]:

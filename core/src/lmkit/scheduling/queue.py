@@ -7,7 +7,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
-from lmkit.api import OrderPolicy, PluginError
+from lmkit.api import OrderPolicy, PluginError, is_interrupt
 from lmkit.scheduling.request import Request
 
 log = logging.getLogger("lmkit.engine")
@@ -46,8 +46,9 @@ class OrderedQueue:
 class Ordering:
     """A policy's answers, checked: it is a plugin, and a wrong key would mix up the queues."""
 
-    def __init__(self, policy: OrderPolicy) -> None:
-        self._policy = policy
+    def __init__(self, policy: OrderPolicy, owner: str = "") -> None:
+        """`owner`: how errors name the plugin."""
+        self._policy, self._owner = policy, owner
         self._gives_way = getattr(policy, "gives_way", None)
         self._goes_first = getattr(policy, "goes_first", None)
         self._kinds: dict[str, tuple[type, ...]] = {}  # of keys: texts or numbers, by place
@@ -55,10 +56,13 @@ class Ordering:
     def key(self, name: str, r: Request) -> tuple:
         """What the policy answers, as a key that can be compared with all others. Raises PluginError."""
         who = f"{name} of {type(self._policy).__module__}:{type(self._policy).__qualname__}"
+        who = f"{self._owner}: {who}" if self._owner else who
         try:
             key = getattr(self._policy, name)(r)
-        except Exception as e:
-            log.error("%s of the scheduling policy failed", name, exc_info=e)
+        except BaseException as e:
+            if is_interrupt(e):
+                raise
+            log.error("%s failed", who, exc_info=e)
             raise PluginError(f"{who} failed: {type(e).__name__}") from e
         kinds = tuple(str if type(part) is str else float for part in key) if isinstance(key, tuple) else None
         if kinds is None or not all(type(part) in (str, int, bool) or _is_number(part) for part in key):
@@ -90,8 +94,10 @@ class Ordering:
         try:
             r = self._gives_way(first, running) if self._gives_way is not None else None
             key = self.key("admit_key", r) if r is not None and r in running else ()
-        except Exception as e:  # what runs must not suffer: from now on nobody gives way
-            log.error("gives_way of the scheduling policy failed", exc_info=e)
+        except BaseException as e:  # what runs must not suffer: from now on nobody gives way
+            if is_interrupt(e):
+                raise
+            log.error("%s: gives_way failed", self._owner or "the scheduling policy", exc_info=e)
             self._gives_way, r, key = None, None, ()
         if r is None or key <= first.admit_key:
             return None

@@ -58,15 +58,16 @@ class Scheduler:
 
     def __init__(
         self, limits: SchedLimits, kv: KVConfig, policy: OrderPolicy, clock: Callable[[], float] = monotonic,
-        connector: KVConnector | None = None,
+        connector: KVConnector | None = None, owner: str = "",
     ) -> None:  # fmt: skip
-        """Raises ConfigError when the limits contradict each other. `clock`: seconds; it decides nothing."""
+        """Raises ConfigError when the limits contradict each other. `clock`: seconds; it decides nothing. `owner`: how
+        errors name the policy's plugin."""
         if limits.lookahead and limits.depth > 1 and not limits.apart:
             raise ConfigError(f"draft tokens need one step in flight, depth is {limits.depth}", fix="--depth 1")
         if min(limits.max_tokens, limits.max_rows, limits.depth) < 1 or limits.lookahead < 0:
             raise ConfigError(f"scheduler limits must be positive: {limits}")
         self.limits, self.clock = limits, clock
-        self.ordering = Ordering(policy)
+        self.ordering = Ordering(policy, owner)
         self.groups = make_groups(kv)
         self.block_size = self.groups[0].block_size
         self.zeroed = [i for i, g in enumerate(self.groups) if not g.grows]

@@ -5,6 +5,7 @@ A template is written for what its model writes, so a format that cannot read it
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from lmkit.api import (
     ResolvedPlan,
     Text,
     ToolArgs,
+    ToolCut,
     ToolDef,
     ToolStart,
 )
@@ -29,7 +31,10 @@ from lmkit.text.renderer import open_renderer
 
 NAME = "get_weather"
 TOOL = ToolDef(NAME, "Weather of a city", {
-    "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"],
+    "type": "object", "required": ["city"],
+    "properties": {  # some templates cannot do without descriptions
+        "city": {"type": "string", "description": "Name"}, "days": {"type": "integer", "description": "Number of days"},
+    },
 })  # fmt: skip
 # The second is what templates show well that write Python's spelling of an object
 _ARGUMENTS = ('{"city": "Paris", "days": 3}', "{}")
@@ -62,10 +67,12 @@ class Shown:
         if self.kind == "reasoning_parser":
             thought = "".join(e.text for e in events if isinstance(e, Reasoning)).strip()
             return len(content) if thought == _THOUGHT and _ANSWER in content else None
+        if any(isinstance(e, ToolCut) for e in events):
+            return None
         names = [e.name for e in events if isinstance(e, ToolStart)]
         arguments = "".join(e.json_fragment for e in events if isinstance(e, ToolArgs))
-        same = arguments.replace(" ", "") == self.arguments.replace(" ", "")
-        return len(content) if names == [NAME] and same else None
+        is_same = names == [NAME] and json.loads(arguments) == json.loads(self.arguments)
+        return len(content) if is_same else None
 
 
 class Readback:
@@ -158,9 +165,19 @@ def before_marker(text: str, at: int, markers: Iterable[str] = ()) -> int:
 
 
 def _without(text: str, plain: str) -> str:
-    """`text` without the end that an answer in `plain` has too."""
+    """`text` without the end that an answer in `plain` has too, or the part of it from some marker on."""
     _, found, end = plain.rpartition(_ANSWER)
-    return text.removesuffix(end) if found and end else text
+    if not found:
+        return text
+    pairs = zip(reversed(text), reversed(end), strict=False)
+    num_common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    at = len(text) - num_common
+    if num_common < len(end):  # whole markers only
+        match = _TAG.search(text, at)
+        at = len(text) if match is None else match.start()
+        if before_marker(text, at) < at:
+            at = len(text)
+    return text[:at]
 
 
 def _left(case: Shown, load: Callable[[str], AnyFormat], name: str, *, runs: bool) -> tuple[int | None, int]:

@@ -99,6 +99,15 @@ async def test_a_custom_tool_gets_its_text(name: str) -> None:
     assert items == [{"type": "custom_tool_call", "status": "completed", **space, "name": "patch", "input": text}]
 
 
+@pytest.mark.parametrize("tokens", range(60, 100, 3))
+async def test_a_custom_tool_never_gets_a_part_of_its_text(tokens: int) -> None:
+    text = "rm -rf /data/work/old"
+    script = said("patch", input=text)
+    for item in await answered(script, tools=[PATCH], max_output_tokens=tokens):
+        if item["type"] == "custom_tool_call":
+            assert (item["status"], item["input"]) in (("completed", text), ("incomplete", ""))
+
+
 async def test_a_search_for_tools_is_the_clients() -> None:
     items = await answered(said("tool_search", query="rain"), tools=[SEARCH])
     assert items == [{"type": "tool_search_call", "status": "completed", "execution": "client",

@@ -210,6 +210,27 @@ async def test_the_header_that_names_dropped_fields_is_short(connect: Any) -> No
     assert header.endswith(", ...")
 
 
+DEEP: Any = 1
+for _ in range(129):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    "extra", [DEEP, {str(i): 1 for i in range(1 << 15)}, [[]] * (1 << 15)], ids=["deep", "wide", "many"]
+)
+@pytest.mark.parametrize(
+    ("path", "within"),
+    [("/v1/chat/completions", None), ("/v1/chat/completions", "stream_options"), ("/api/chat", "options"),
+     ("/v1/messages", "metadata"), ("/v1/responses", None), ("/inference/v1/generate", "sampling_params"),
+     ("/v1/embeddings", None), ("/v1/completions", "user")],
+)  # fmt: skip
+async def test_dropped_fields_are_bounded(connect: Any, path: str, within: str | None, extra: Any) -> None:
+    body = {within: {"x": extra}} if within is not None else {"x": extra}
+    answer = await connect(scripted("ok")).post(path, json=body)
+    assert answer.status_code == 400
+    assert "more than" in answer.text
+
+
 async def test_dropped_fields_are_counted_and_remembered(connect: Any) -> None:
     client = connect(scripted("ok"))
     body = {"messages": [USER], "user": "u", "nobody_knows": 1}

@@ -120,6 +120,7 @@ class MessagesRequest(CountRequest):
     stop_sequences: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(fail_fast=True, max_length=MAX_STOP)
     ] | None = None  # fmt: skip
+    stop_in: Literal["content", "output"] | None = None  # output: stop_sequences are also about reasoning and calls
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=2), NUMBER] | None = None
     top_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = None

@@ -1,4 +1,8 @@
-"""How answers of the Ollama API are written: whole, or as lines of JSON."""
+"""How answers of the Ollama API are written: whole, or as lines of JSON.
+
+The arguments of a call are an object in this API. So a call is told when the model has closed it, and what it wrote of
+one that was cut is content.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,6 @@ class _Text(Exchange):
         self._began = time.monotonic()
         self._request, self._tokenizer = request, served.tokenizer
         self.streamed = request.stream is not False
-        self._num_shown = 0  # calls that were sent
 
     @abstractmethod
     def said(self, content: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, Any]: ...
@@ -43,11 +46,9 @@ class _Text(Exchange):
         return _encode({**said, **self._end(turn, message.finish)})
 
     def chunk(self, turn: Turn, change: Change) -> bytes:
-        """A line for each change; a call is sent when the whole of it is there."""
-        finish, calls = change.finish, []
-        if finish is not None or any(call.id is not None for call in change.calls):  # others are whole
-            calls = turn.message.calls[self._num_shown : None if finish is not None else -1]
-            self._num_shown += len(calls)
+        """A line for each change."""
+        finish = change.finish
+        calls = [ToolCall(call.id or "", call.name or "", call.arguments) for call in change.calls]
         thinking = "" if self._request.think is False else change.reasoning
         data = b""
         if change.content or thinking or calls or change.logprobs:
@@ -103,6 +104,7 @@ class Chat(_Text):
             effort=request.effort(served), effort_field="think",
             params=request.params(served), adapter=adapter, grammar_field="format",
             dropped=request.dropped, continue_final=goes_on, add_generation_prompt=not goes_on,
+            whole_calls=True,
         )  # fmt: skip
         super().__init__(request, served, ask)
 

@@ -31,6 +31,7 @@ from lmkit_http.strict import (
     Name,
     Open,
     Refused,
+    check_arguments,
 )
 from lmkit_http.strict import Tool as FunctionTool
 from pydantic import Field, JsonValue
@@ -67,6 +68,7 @@ class Options(Open):
     seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1), NUMBER] | None = None
     num_predict: Annotated[int, Field(ge=-2), NUMBER] | None = None  # below 1: as many as fit
     stop: StopText | Annotated[list[StopText], Field(fail_fast=True, max_length=MAX_STOP)] | None = None
+    stop_in: Literal["content", "output"] | None = None  # output: `stop` is also about thinking and calls
     repeat_penalty: Annotated[float, Field(ge=MIN_REPETITION, le=100), NUMBER] | None = None
     repeat_last_n: Annotated[int, Field(ge=-1, le=1 << 31), NUMBER] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2), NUMBER] | None = None
@@ -79,7 +81,7 @@ class Options(Open):
 
     def given(self) -> dict[str, Any]:
         """Fields of SamplingParams, by their names."""
-        names = ("temperature", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty")
+        names = ("temperature", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty", "stop_in")
         found: dict[str, Any] = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.top_k is not None:
             found["top_k"] = max(self.top_k, 0)
@@ -170,6 +172,8 @@ class Said(Echoed):
         """The same in the names of the OpenAI API, which templates read. Raises UnsupportedField."""
         if self.images:
             raise UnsupportedField(f"messages.{number}.images", "this model takes no images", fix="send text alone")
+        for i, call in enumerate(self.tool_calls or ()):
+            check_arguments(call.function.arguments, f"messages.{number}.tool_calls.{i}.function.arguments")
         calls = [
             {"id": call.id, "type": "function",
              "function": {"name": call.function.name, "arguments": call.function.arguments}}
@@ -182,7 +186,7 @@ class Said(Echoed):
 
 
 class Tool(FunctionTool):
-    type: Literal["function"] = "function"
+    type: Annotated[str, Field(min_length=1, max_length=64)] = "function"
 
 
 class ChatRequest(Generating):

@@ -197,8 +197,8 @@ class Chat(Exchange):
         if change.reasoning and self._request.shows_reasoning:
             delta.reasoning_content = delta.reasoning = change.reasoning
             filled = True
-        if change.calls:
-            delta.tool_calls, filled = [_call(call) for call in change.calls], True
+        if calls := [_call(call) for call in change.calls if call.arguments]:
+            delta.tool_calls, filled = calls, True
         return delta, filled
 
     def explained(self, told: bytes) -> bytes:
@@ -253,4 +253,5 @@ def _call(change: CallChange) -> CallDelta:
 
 
 def _reason(finish: Finish, called: bool) -> str:
-    return "tool_calls" if called and finish.reason == "stop" else finish.reason
+    """A client may execute the calls of an answer that ends with "tool_calls": then none of them was cut."""
+    return "tool_calls" if called and finish.reason == "stop" and not finish.cut_call else finish.reason

@@ -245,7 +245,7 @@ def ask_of(request: CompletionRequest, served: Served) -> TextAsk:
 def _stop_token(turn: Turn) -> list[TokenLogprob]:
     """The entry of the token that ended the answer and has no text in it: each token that was made has an entry."""
     finish, entries = turn.message.finish, turn.stream.logprobs
-    ends = finish is not None and isinstance(finish.stop, int) and len(turn.message.logprobs) < len(entries)
+    ends = finish is not None and finish.end_token is not None and len(turn.message.logprobs) < len(entries)
     return entries[-1:] if ends else []
 
 

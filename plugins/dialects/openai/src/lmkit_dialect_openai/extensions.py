@@ -5,7 +5,8 @@ REQUEST = frozenset({
     "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output",
     "skip_special_tokens", "prompt_logprobs", "priority", "cache_salt", "return_token_ids", "structured_outputs",
     "resume", "vllm_xargs", "truncate_prompt_tokens", "truncation_side", "return_tokens_as_token_ids", "request_id",
-    "bad_words", "no_stop_trim", "allowed_token_ids", "use_beam_search", "length_penalty", "early_stopping",
+    "bad_words", "no_stop_trim", "stop_in", "allowed_token_ids", "use_beam_search", "length_penalty",
+    "early_stopping",
 })  # fmt: skip
 
 # requests of /v1/chat/completions

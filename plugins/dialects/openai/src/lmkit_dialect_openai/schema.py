@@ -178,6 +178,7 @@ class Sampling(Open):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None  # another name for it
+    stop_in: Literal["content", "output"] | None = None  # output: `stop` is also about reasoning and calls
     skip_special_tokens: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), NUMBER] | None = None
     priority: Annotated[int, Field(ge=-(1 << 31), le=1 << 31), NUMBER] | None = None
@@ -257,7 +258,8 @@ class Sampling(Open):
         """Raises RequestError. The checkpoint's own defaults are for sampling, and a search does not sample."""
         given: dict[str, Any] = {} if self.use_beam_search else dict(served.default_params)
         names = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "seed", "stop",
-                 "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "prompt_logprobs")  # fmt: skip
+                 "stop_in", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos",
+                 "prompt_logprobs")  # fmt: skip
         given |= {k: v for k in names if (v := getattr(self, k)) is not None}
         if given.get("top_k") == -1:
             given["top_k"] = 0

@@ -90,7 +90,7 @@ class Respond(Exchange):
     def _makes_calls(self, message: Message) -> bool:
         """Whether the message ends with calls that are made here."""
         finish = message.finish
-        whole = finish is not None and finish.reason not in ("length", "error")
+        whole = finish is not None and finish.reason == "stop" and not finish.cut_call
         return whole and self._left > 0 and any(self._kind(part) == "mcp" for part in message.parts)
 
     async def more(self, turns: Sequence[Turn]) -> ChatAsk | None:
@@ -167,7 +167,8 @@ class Respond(Exchange):
     ) -> dict[str, Any]:  # fmt: skip
         r, ask = self._request, self.ask
         assert isinstance(ask, ChatAsk)
-        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        aborted = finish is not None and finish.reason == "abort"
+        reason = {"reason": "max_output_tokens"} if status == "incomplete" and not aborted else None
         choice = r.tool_choice.model_dump(exclude_none=True) if isinstance(r.tool_choice, NamedTool) else r.tool_choice
         form = r.text.format if r.text is not None else None
         return {
@@ -193,15 +194,17 @@ class Respond(Exchange):
         """The item of a part that grows no more."""
         parts = _parts(message)
         part, last = parts[index], index == len(parts) - 1
-        cut = last and message.finish is not None and message.finish.reason in ("length", "error")
+        cut = last and message.finish is not None and message.finish.reason != "stop"
         if self._kind(part) == "mcp":
             cut = not self._makes_calls(message)
+        elif part.kind == "call":
+            cut = not part.complete
         item = self._begun(part, index, "incomplete" if cut else "completed")
         kind = self._kind(part)
         if kind == "custom":
-            item["input"] = custom_input(part.text)
+            item["input"] = "" if cut else custom_input(part.text)  # any part of a text would be run
         elif kind == "search":
-            item["arguments"] = search_arguments(part.text)
+            item["arguments"] = {} if cut else search_arguments(part.text)
         elif part.kind == "call":
             item["arguments"] = part.text
         else:
@@ -398,6 +401,7 @@ def conversation_ask(request: CountRequest, served: Served, items: list[Placed],
         tools=tools,
         tool_choice=choice,
         parallel_calls=r.parallel_tool_calls is not False,
+        whole_calls=reader.offers.whole,
         template_options=r.chat_template_kwargs or {},
         effort=r.reasoning.effort if r.reasoning is not None else None,
         effort_field="reasoning.effort",
@@ -451,7 +455,7 @@ def _shown_tool(tool: Tool) -> dict[str, Any]:
 
 
 def _status(finish: Finish) -> str:
-    return {"length": "incomplete", "error": "failed"}.get(finish.reason, "completed")
+    return {"length": "incomplete", "abort": "incomplete", "error": "failed"}.get(finish.reason, "completed")
 
 
 def _error(error: ErrorInfo | None) -> dict[str, str] | None:

@@ -52,6 +52,11 @@ class Offers:
         """The tool that a called function stands for."""
         return self._tools.get(function) or Offer(function)
 
+    @property
+    def whole(self) -> frozenset[str]:
+        """The names of the functions whose calls have no form for arguments that are cut."""
+        return frozenset(name for name, offer in self._tools.items() if offer.kind != "call")
+
     def names_in(self, namespace: str) -> list[str]:
         """The names of the functions for all tools of a namespace."""
         return [flat for (space, _), flat in self._flat.items() if space == namespace]

@@ -44,7 +44,7 @@ from lmkit.api import (
     WorkAhead,
     WorkerFacts,
     describe_model,
-    load_target,
+    owner_of,
 )
 from lmkit.checkpoint import stamp_of
 from lmkit_layers.adapters import HEAD, Adapter
@@ -206,7 +206,7 @@ class Worker:
         choice = self.resolved.choice("proposer")
         if choice is None or loaded.draft is None:
             return None if choice is None else make(choice)
-        return load_target(choice)(loaded.draft.model, loaded.model, **choice.options)
+        return make(choice, loaded.draft.model, loaded.model)
 
     def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None:
         self._configured = kv, limits
@@ -235,6 +235,7 @@ class Worker:
             seed=self.config.model.seed, debug_kv=self.debug_kv,
             processors={c.name: make(c) for c in self.resolved.choices if c.kind == "logits_processor"},
             proposer=self._proposer(self.loaded),
+            proposer_owner="" if (choice := self.resolved.choice("proposer")) is None else owner_of(choice),
         )  # fmt: skip
 
     def forward(self, plan: StepPlan) -> None:

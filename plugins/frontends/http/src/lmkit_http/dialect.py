@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 import msgspec
-from lmkit.api import ErrorInfo, PoolerInfo, RequestError, Tokenizer
+from lmkit.api import Choice, ErrorInfo, PoolerInfo, RequestError, Tokenizer, owner_of
 from lmkit.text.stream import Finish, Usage
 from lmkit_python.front.ask import Ask, ChatAsk, PoolAsk, ScoreAsk, TextAsk, UnsupportedField
 from lmkit_python.front.limits import ContextTooLong
@@ -162,8 +162,15 @@ class Dialect(ABC):
     keeps: ClassVar[bool] = True  # what one request leaves may matter to the next: all come to one process of a server
     files: ClassVar[bool] = False  # `parse` reads or writes files: it runs in threads that no other dialect waits for
     mark: ClassVar[str | None] = None  # a header by which clients tell it from others that have the same path
+    choice: Choice | None = None  # the plugin that it is; set where it is made, for errors to name it
+    third_party: bool = False  # set where it is made: routes that are lmkit's own come before its routes
     stream_type: ClassVar[str] = "text/event-stream; charset=utf-8"
     stream_end: ClassVar[bytes] = b""  # the last bytes of a stream, after an error, too
+
+    @property
+    def owner(self) -> str:
+        """How errors name the plugin."""
+        return owner_of(self.choice) if self.choice is not None else f"dialect {type(self).__name__}"
 
     @abstractmethod
     def parse(self, incoming: Incoming, served: Served) -> Exchange | Answer | Incoming:

@@ -21,6 +21,7 @@ from lmkit_http.access_log import log
 from lmkit_http.admission import DEADLINE_HEADER, Overloaded, RateLimited, retry_after
 from lmkit_http.backend import Backend
 from lmkit_http.dialect import Dialect
+from lmkit_http.error_bodies import written_error
 from lmkit_http.errors import public, retry_headers
 from lmkit_http.gate import request_id
 
@@ -92,7 +93,7 @@ class Door:
         if (body := self._bodies.get((dialect, info))) is None:
             if len(self._bodies) >= _BODIES:
                 self._bodies.clear()
-            body = self._bodies[dialect, info] = dialect.error(public(info))
+            body = self._bodies[dialect, info] = written_error(dialect, public(info))
         self._backend.metrics.http(path, info.status)
         if log.isEnabledFor(logging.INFO):
             if not self._refused:

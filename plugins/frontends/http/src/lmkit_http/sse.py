@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
 from lmkit_http.dialect import Dialect
+from lmkit_http.error_bodies import written_error, written_error_chunk
 from lmkit_http.errors import error_response, info_of, public
 
 T = TypeVar("T")
@@ -163,7 +165,7 @@ class EventResponse:
                 return
             self._log(error)
             await head.sent()
-            await send(_body(self._dialect.error_chunk(public(info_of(error)))))
+            await send(_body(written_error_chunk(self._dialect, public(info_of(error)))))
         finally:
             timer.cancel()
             pauses.cancel()
@@ -177,7 +179,7 @@ class EventResponse:
 
     async def _refuse(self, error: BaseException, scope: Scope, receive: Receive, send: Send) -> None:
         self._log(error)
-        response = error_response(info_of(error), self._dialect.error)
+        response = error_response(info_of(error), partial(written_error, self._dialect))
         self.status_code = response.status_code
         await response(scope, receive, send)
 

@@ -25,7 +25,16 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from lmkit.api import MAX_TOKENS, InvalidParam, RequestError
 from lmkit_python.front.ask import UnsupportedField
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PrivateAttr, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 
 from lmkit_http.shape import check_shape
 
@@ -237,6 +246,19 @@ class ToolCall(Echoed):
     type: Literal["function"] = "function"
     function: FunctionCall
     index: Annotated[int, Field(ge=0, le=4096)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_function(cls, value: Any) -> Any:
+        """A call of a custom tool, which has one text, is read as a call of a function with the argument `input`."""
+        if not isinstance(value, dict):
+            return value
+        call = {name: member for name, member in value.items() if name != "type" or member is not None}
+        if call.get("type") == "custom" and isinstance(custom := call.get("custom"), dict):
+            del call["custom"]
+            arguments = {"input": custom.get("input") or ""}
+            call |= {"type": "function", "function": {"name": custom.get("name"), "arguments": arguments}}
+        return call
 
 
 class Message(Echoed):

@@ -79,7 +79,10 @@ class DecoderArchitecture(Architecture):
         if name in self.options:
             info = replace(info, config={**info.config, "options": dict(self.options[name](reader))})
         linears = (*info.linears, *self.extra_linears(cfg, info.config.get("options", {})))
-        return replace(info, linears=text_linears(linears) if name.endswith(ENDING) else linears)
+        sources = (source for spec in linears if not spec.experts and not spec.is_head for source in spec.sources)
+        targets = dict.fromkeys([*info.adapter_targets, *(source.rpartition(".")[2] for source in sources)])
+        linears = text_linears(linears) if name.endswith(ENDING) else linears
+        return replace(info, linears=linears, adapter_targets=tuple(targets))
 
     def extra_linears(self, cfg: DecoderConfig, options: Any) -> list[LinearSpec]:
         """Linears beside those of the shared blocks."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 EMBED, HEAD = "embed", "lm_head"  # modules of a model
 WHOLE, LENGTHS = "whole", "magnitude_vector"  # in place of a side: the weight itself, the lengths of DoRA
 LAYER = re.compile(r".*?\.\d+\.")  # the beginning of names within a layer
+SHARED = "shared_experts"  # what the library calls the expert that every token has
 ALL = "*"  # a rule's part: all, or with a name behind it all of that name
 
 
@@ -127,6 +128,8 @@ class Places:
         for at in (module, *(f"{block}.{last}" for block in sorted(blocks))):
             if (place := self._stored(at)) is not None:
                 return [AdapterTarget(name, place)]
+        if (place := self._shared(module, layer[0] if layer else "")) is not None:
+            return [AdapterTarget(name, place)]
         if last != "experts":
             return []
         return [candidate for spec in stacks for candidate in self._stacked(module, spec, config)]
@@ -159,6 +162,14 @@ class Places:
             return None
         place = self._part(spec, match)
         return None if place is None else self._ordered(module, place)
+
+    def _shared(self, module: str, layer: str) -> Place | None:
+        """The linear of the shared expert of a layer, whose block the library calls otherwise than the file."""
+        *_, block, linear = ("", "", *module.split("."))
+        if not layer or block != SHARED:
+            return None
+        sources = [s for s in self.known if s.startswith(layer) and s.endswith(f".{linear}") and ".shared_" in s]
+        return self._ordered(sources[0], self.known[sources[0]]) if len(sources) == 1 else None
 
     def _part(self, spec: LinearSpec, match: Match) -> Place | None:
         """Outputs of the one part, or of all."""

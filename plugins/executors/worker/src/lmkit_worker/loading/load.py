@@ -34,8 +34,10 @@ from lmkit.api import (
     UnsupportedModel,
     WeightMismatch,
     WeightRule,
+    guard,
     load_target,
     nearest,
+    owner_of,
 )
 from lmkit.checkpoint import weight_files
 from lmkit_layers.attention import Attention
@@ -155,7 +157,8 @@ def make_builder(
     quantization, declared = resolved.choice("quantization"), checkpoint.config.get("quantization_config")
     scheme = None
     if quantization is not None:
-        scheme = load_target(quantization).parse(quantization.options if declared is None else declared)
+        with guard(owner_of(quantization), "parse"):
+            scheme = load_target(quantization).parse(quantization.options if declared is None else declared)
     elif declared:
         raise UnsupportedModel("quantization_config", "present", fix="install a plugin for this format")
     kinds = ("linear:",) if adapters else ("linear:", "moe:")
@@ -185,12 +188,13 @@ def _attention(resolved: ResolvedPlan, info: ModelInfo) -> AttentionBackend | No
     """The chosen backend, when it takes what each group of layers needs. Raises SelectionError with its own reason."""
     if not info.kv_groups():
         return None
-    backend: AttentionBackend = make(choice_of(resolved, "attention"))
+    choice = choice_of(resolved, "attention")
+    backend: AttentionBackend = make(choice)
     for need, layers in info.kv_groups():
-        try:
-            reason, sizes = backend.can_run(need, resolved.device), backend.block_sizes(need)
-        except Exception as e:
-            raise PluginError(f"attention {backend.name} could not say what it runs: {type(e).__name__}: {e}") from e
+        with guard(owner_of(choice), "can_run"):
+            reason = backend.can_run(need, resolved.device)
+        with guard(owner_of(choice), "block_sizes"):
+            sizes = backend.block_sizes(need)
         if reason is None and need.block_size and need.block_size not in sizes:
             reason = f"block_size is {need.block_size}, it has {', '.join(map(str, sizes[:8]))}"
         if reason is not None:
@@ -204,7 +208,8 @@ def _operators(resolved: ResolvedPlan, op: str, dtype: str) -> Any:
     """The first of the chosen sets of such operators that runs here; one that was named has to."""
     for choice in (c for c in resolved.choices if c.kind == "op" and c.component == op):
         ops = make(choice)
-        reason = ops.can_run(dtype, resolved.device)
+        with guard(owner_of(choice), "can_run"):
+            reason = ops.can_run(dtype, resolved.device)
         if reason is None:
             return ops
         if choice.why == "explicit":

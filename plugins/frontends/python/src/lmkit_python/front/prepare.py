@@ -14,7 +14,9 @@ from lmkit.api import (
     RequestError,
     SamplingParams,
     TemplateFailed,
+    Tokenizer,
     UnsupportedTask,
+    blaming,
 )
 from lmkit.prompts import shown
 
@@ -58,9 +60,10 @@ class Turn:
 
 
 def prepare(text: TextSide, facts: EngineFacts, ask: Ask, id: str) -> list[Turn]:
-    """The turns of an ask, whose requests are called `id`-0, `id`-1, ... Raises RequestError."""
+    """The turns of an ask, whose requests are called `id`-0, `id`-1, ... Raises RequestError, or PluginError."""
     try:
-        return _prepare(text, facts, ask, id)
+        with blaming(text.choices):
+            return _prepare(text, facts, ask, id)
     except RequestError as error:
         if error.field == "prompt":
             error.field = ask.prompt_field
@@ -137,9 +140,9 @@ def _chat(text: TextSide, facts: EngineFacts, ask: ChatAsk, id: str) -> list[Tur
     check_texts(text.tokenizer, given, facts, TEMPLATE_SLACK)
     prompt = rendered(text, ask)
     check_texts(text.tokenizer, [prompt], facts, TEMPLATE_SLACK if ask.last else 1)
-    token_ids = text.encode_prompt(prompt, add_special=False)[-(ask.last or 0) :]
+    token_ids = text.encode_prompt(prompt, add_special=False)[-_last(ask, facts) :]
     room = check_prompt(token_ids, facts, ask.params.max_tokens, ask.default_tokens)
-    params = replace(ask.params, max_tokens=room)
+    params = replace(_with_words(text.tokenizer, ask.params), max_tokens=room)
     tail = text.prompt_tail(prompt, ask.final_text)
     budget = ask.thinking_budget
     if budget is not None and text.reasoning_format is None:
@@ -157,7 +160,7 @@ def _chat(text: TextSide, facts: EngineFacts, ask: ChatAsk, id: str) -> list[Tur
         return text.output_stream(
             params, tail, ask.tool_defs, prompt_ids=token_ids, continued=ask.continue_final,
             include_stop=ask.include_stop, skip_special=ask.skip_special, single_call=not ask.parallel_calls,
-            constrained=constrained,
+            constrained=constrained, whole_calls=ask.whole_calls,
         )  # fmt: skip
 
     read = shown(prompt)
@@ -169,16 +172,17 @@ def _chat(text: TextSide, facts: EngineFacts, ask: ChatAsk, id: str) -> list[Tur
 
 def _text(text: TextSide, facts: EngineFacts, ask: TextAsk, id: str) -> list[Turn]:
     turns: list[Turn] = []
+    params = _with_words(text.tokenizer, ask.params)
     for prompt in ask.prompts:
         if isinstance(prompt, str):
             check_texts(text.tokenizer, [prompt], facts, TEMPLATE_SLACK if ask.last else 1)
             token_ids = text.encode_prompt(prompt, add_special=ask.add_special)
         else:
             token_ids = list(prompt)
-        token_ids = token_ids[-(ask.last or 0) :]
+        token_ids = token_ids[-_last(ask, facts) :]
         room = check_prompt(token_ids, facts, ask.params.max_tokens, ask.default_tokens)
         read = prompt if isinstance(prompt, str) else text.decode_all(token_ids) if ask.shows_prompts else None
-        for request in _requests(ask, id, len(turns), token_ids, replace(ask.params, max_tokens=room)):
+        for request in _requests(ask, id, len(turns), token_ids, replace(params, max_tokens=room)):
             stream = text.output_stream(
                 request.params, parse=False, prompt_ids=token_ids, include_stop=ask.include_stop,
                 skip_special=ask.skip_special,
@@ -188,6 +192,29 @@ def _text(text: TextSide, facts: EngineFacts, ask: TextAsk, id: str) -> list[Tur
         for turn in turns:
             turn.request.resume = False
     return turns
+
+
+def _last(ask: GenerateAsk, facts: EngineFacts) -> int:
+    """How many tokens at the end of a prompt are read; 0: all."""
+    if ask.last != -1:
+        return ask.last or 0
+    wanted = ask.params.max_tokens
+    return facts.max_length - (wanted if wanted and wanted < facts.max_length else 1)
+
+
+def _with_words(tokenizer: Tokenizer, params: SamplingParams) -> SamplingParams:
+    """The params with their words and allowed tokens in the form that logits processors read. Raises InvalidParam."""
+    # as it is written where a text begins, and after a blank
+    forms = [tuple(tokenizer.encode(f"{blank}{word.lstrip()}", add_special=False))
+             for word in params.bad_words for blank in ("", " ")]  # fmt: skip
+    ids: dict[str, list[Any]] = {"bad_words": [list(form) for form in dict.fromkeys(forms) if form],
+           "allowed_token_ids": list(params.allowed_token_ids)}  # fmt: skip
+    extra = dict(params.extra)
+    for name in [name for name, value in ids.items() if value]:
+        if name in extra:
+            raise InvalidParam(name, getattr(params, name), f"left out where extra has {name}")
+        extra[name] = {"ids": ids[name]}
+    return replace(params, extra=extra, bad_words=(), allowed_token_ids=()) if extra != params.extra else params
 
 
 def _requests(
