@@ -21,7 +21,7 @@ COMMAND_R = ToolFormat(
         "Action:\n```json\n[",
         "Action:\n```json[",
         "Action: ```\n[",
-    ),  # fmt: skip
+    ),
     close=("\n```", "```"),
 )
 REASONING = ReasoningFormat(
