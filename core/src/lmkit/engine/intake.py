@@ -125,7 +125,9 @@ class Intake:
 
     def _last_only(self, pooling: PoolingParams) -> bool:
         """Whether the last hidden state is enough, so that the others may come from the prefix cache."""
-        return self.pooler is not None and self.pooler.reduce == "last" and not pooling.task.startswith("token_")
+        if self.pooler is None or pooling.task.startswith("token_"):
+            return False
+        return self.pooler.reductions == ("last",)
 
     def _fit(self, request: EngineRequest) -> SamplingParams:
         """Prompt and output within max_length. A missing max_tokens becomes what is left."""

@@ -21,6 +21,7 @@ from lmkit.api import (
     ResolvedPlan,
     Text,
     ToolArgs,
+    ToolCut,
     ToolDef,
     ToolStart,
 )
@@ -66,6 +67,8 @@ class Shown:
         if self.kind == "reasoning_parser":
             thought = "".join(e.text for e in events if isinstance(e, Reasoning)).strip()
             return len(content) if thought == _THOUGHT and _ANSWER in content else None
+        if any(isinstance(e, ToolCut) for e in events):
+            return None
         names = [e.name for e in events if isinstance(e, ToolStart)]
         arguments = "".join(e.json_fragment for e in events if isinstance(e, ToolArgs))
         is_same = names == [NAME] and json.loads(arguments) == json.loads(self.arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -205,15 +206,18 @@ def new(
     architecture: Annotated[
         str | None, typer.Option("--architecture", help="of a model: as in its config.json; default: NAMEForCausalLM")
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="also under a name that lmkit or an installed dist has already")
+    ] = False,
 ) -> None:
     """Write a new plugin: a distribution with an implementation and a conformance test that passes."""
-    written = scaffold.write_plugin(kind, name, folder, architecture)
+    written = scaffold.write_plugin(kind, name, folder, architecture, force=force, host=_host())
     console = Console(highlight=False)
     for path in written:
         console.print(f"wrote {escape(str(path))}", soft_wrap=True)
     root = written[0].parent
-    shown = escape(str(root))
-    console.print(f"next: pip install -e '{shown}\\[test]' && pytest {shown}", soft_wrap=True)
+    kit = "" if find_spec("lmkit_testing") else f"{install('lmkit-testing')} && "
+    console.print(escape(f"next: {kit}pip install -e '{root}[test]' && pytest {root}"), soft_wrap=True)
 
 
 @app.command()

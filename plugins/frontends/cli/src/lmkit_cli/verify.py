@@ -226,7 +226,7 @@ def _parse(text: TextSide, written: str) -> tuple[str, str, str, str]:
     parser = Chain(*(start_parser(f, "", [TOOL]) for f in formats))
     message = Message()
     message.feed(parser.feed(written) + parser.flush())
-    call = message.calls[0] if message.calls else None
+    call = next((call for call in message.calls if call.complete), None)
     return call.name if call else "", call.arguments if call else "", message.reasoning, message.content
 
 

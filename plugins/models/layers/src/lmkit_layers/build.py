@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from lmkit.api import (
     AttentionBackend,
+    CannotSplit,
     Collectives,
     DeviceInfo,
     ExpertKernel,
@@ -91,7 +92,7 @@ class Builder:
         kernel = ReferenceLinear() if spec.dense else self._kernel(fmt, spec)
         try:
             return Linear(spec, fmt, kernel, self.dtype, self.collectives, local)
-        except PluginError:
+        except CannotSplit:
             if not spec.is_head or spec.shard == "none":
                 raise
         whole = replace(spec, shard="none")  # a vocabulary that does not divide is whole on each rank
@@ -113,7 +114,7 @@ class Builder:
         if self.deals == 1:
             return None
         if self.tp_size % self.deals:
-            raise PluginError(f"{spec.name}: {self.tp_size} ranks cannot deal out experts to {self.deals}")
+            raise CannotSplit(f"{spec.name}: {self.tp_size} ranks cannot deal out experts to {self.deals}")
         own = dealt_experts(spec, self.tp_rank, self.deals)
         return own, self._format(own)
 

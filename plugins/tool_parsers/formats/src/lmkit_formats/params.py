@@ -71,7 +71,11 @@ class Params(CallBody):
 
 
 class ParamsReader:
-    """The call is announced when its name is known; each argument is given away when its element ends."""
+    """Each argument is given away when its element ends, and the object is closed when the call's own end was read.
+
+    A value whose end is missing may be no more than the beginning of one that has a marker in it. What follows it is
+    held back, and the call stands only if nothing but its close comes behind it.
+    """
 
     def __init__(self, body: Params, sink: CallSink, tools: Sequence[ToolDef], ends: Sequence[str]) -> None:
         """`ends`: the closing markers of the call, which the reader leaves unread."""
@@ -87,6 +91,8 @@ class ParamsReader:
         self._key = ""
         self._kind = ""  # "string" or "json", where the element says so
         self._written = False  # an argument was given away
+        self._doubtful = False  # a value had no end of its own
+        self._held: list[str] = []  # arguments that are held back since
         self._inner = ""  # the value of an argument that may hold all of them: an object
         self._outer = ""  # the same argument as it was written
         self._num_raw_parts = 0  # of the value: those up to the end of its last raw text
@@ -107,16 +113,13 @@ class ParamsReader:
         while at < len(text) and self.state == "more":
             step, began = self._step, at
             at = step(text, at, final)
-            if self._sink.open and self._step != self._between:
+            if self._doubtful or self._step != self._between:
                 self._raw.append(text[began:at])
             if at == began and self._step == step:
                 break  # undecided
         return at
 
-    def closing(self) -> str:
-        return self._inner or ("}" if self._written else "{}")
-
-    def leftover(self) -> str:
+    def cut(self) -> str:
         return "".join(self._raw)
 
     def _in_name(self, text: str, at: int, final: bool) -> int:
@@ -144,11 +147,29 @@ class ParamsReader:
         if found.marker == self._body.open:
             if self._inner:
                 self._give_json(self._outer)
-            self._raw, self._step = [text[at : found.end]], self._in_key
+            if not self._doubtful:
+                self._raw.clear()
+            self._step = self._in_key
             return found.end
-        self._sink.end(self.closing())
-        self.state = "done"
+        if self._doubtful:
+            self._step = self._after_end
+            return found.end
+        self._finish()
         return found.end if found.marker == self._body.foot else found.begin
+
+    def _after_end(self, text: str, at: int, final: bool) -> int:
+        """Behind the first closing marker of a doubtful call: the next one, or that marker was text of a value."""
+        found = markers(*self._ends).at(text, at, final)
+        if found is None:
+            self.state = "bad"
+        elif found.marker is not None:
+            self._finish()
+        return at
+
+    def _finish(self) -> None:
+        self._sink.args("".join(self._held))
+        self._sink.end(self._inner or ("}" if self._written else "{}"))
+        self.state = "done"
 
     def _in_key(self, text: str, at: int, final: bool) -> int:
         body = self._body
@@ -183,7 +204,11 @@ class ParamsReader:
             return found.end
         if self._num_raw_parts and not "".join(self._parts[self._num_raw_parts :]).strip():
             del self._parts[self._num_raw_parts :]
+        if found.marker in self._kept and found.marker != self._body.close:
+            self._doubtful = True
         self._give("".join(self._parts))
+        if not self._doubtful:
+            self._raw.clear()
         self._parts.clear()
         self._num_raw_parts = 0
         self._step = self._between
@@ -217,7 +242,6 @@ class ParamsReader:
     def _give(self, value: str) -> None:
         """One argument. A key may come again: readers of JSON take the last value."""
         self._num_parts = 0
-        self._raw.clear()
         written = self._json(value)
         member = f"{json.dumps(self._key, ensure_ascii=False)}: {written}"
         self._inner = "" if self._written else self._unwrapped(written)
@@ -227,7 +251,11 @@ class ParamsReader:
             self._give_json(member)
 
     def _give_json(self, member: str) -> None:
-        self._sink.args(f"{', ' if self._written else '{'}{member}")
+        member = f"{', ' if self._written else '{'}{member}"
+        if self._doubtful:
+            self._held.append(member)
+        else:
+            self._sink.args(member)
         self._written, self._inner = True, ""
 
     def _unwrapped(self, value: str) -> str:
