@@ -100,3 +100,19 @@ async def test_use_activation_is_another_name_of_activation() -> None:
         assert answer.status_code == 200, answer.text
         (request,) = llm.client.requests  # type: ignore[attr-defined]
         assert request.pooling.activation is False
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/embeddings", {"input": [[1, 99_999_999]]}, "input"), ("/pooling", {"input": ""}, "input"),
+        ("/v1/embeddings", {"input": ["x", ""]}, "input"), ("/rerank", {"query": "x", "documents": [""]}, "documents"),
+        ("/score", {"queries": "x", "documents": "y" * 500}, "documents"),
+    ],
+)  # fmt: skip
+async def test_errors_name_the_field_of_the_request(path: str, body: dict[str, Any], field: str) -> None:
+    answer = await post(embedder(), path, body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == field
+    assert "prompt:" not in error["message"]

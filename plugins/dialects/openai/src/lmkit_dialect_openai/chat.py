@@ -229,7 +229,7 @@ def ask_of(request: ChatRequest, served: Served) -> ChatAsk:
         documents=r.documents or (),
         add_generation_prompt=r.add_generation_prompt is not False,
         continue_final=goes_on,
-        thinking_budget=r.thinking_budget,
+        thinking_budget=r.reasoning_budget,
         params=replace(params, grammar=r.answer_grammar()),
         n=r.n or 1,
         beams=r.beams(r.n or 1),

@@ -12,7 +12,7 @@ REQUEST = frozenset({
 # requests of /v1/chat/completions
 CHAT_REQUEST = REQUEST | {
     "chat_template_kwargs", "include_reasoning", "add_generation_prompt", "continue_final_message",
-    "thinking_token_budget", "documents", "reasoning", "thinking", "enable_thinking",
+    "thinking_token_budget", "documents", "reasoning", "thinking", "enable_thinking", "thinking_budget",
 }  # fmt: skip
 
 # requests of /v1/completions

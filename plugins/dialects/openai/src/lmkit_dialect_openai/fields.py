@@ -15,6 +15,7 @@ _SCHEMA = 'send response_format {"type": "json_schema", ...} or structured_outpu
 _GRAMMAR = 'send structured_outputs {"grammar": ...}'
 _MEDIA = "leave it out: models here read text alone"
 _SAMPLER = "leave it out, or send temperature with top_p, top_k or min_p"
+_REASONING = "start the server without --reasoning-parser, or send include_reasoning"
 _SYSTEM = "send a message of the role system"
 _LENGTH = "send max_tokens"
 _ADAPTER = "send the name of the adapter as model"
@@ -39,11 +40,13 @@ DROPPABLE: Mapping[str, tuple[Any, ...]] = {
     # speed and the form of the stream
     "prediction": (), "stream_interval": (1,), "stream_reasoning": (True,), "n_keep": (), "t_max_predict_ms": (),
     "timings_per_token": (), "return_progress": (), "speculative": (),
+    "draft_model": (), "ttl": (), "perf_metrics_in_response": (),
     # how much is said, and tools that a service would run when it likes to
-    "verbosity": ("medium",), "web_search_options": (), "plugins": (),
+    "verbosity": ("medium",), "web_search_options": (), "plugins": (), "enable_search": (), "search_settings": (),
+    "prompt_mode": (),
     # details of the text that no model here has
     "watermark": (), "watermarking": (), "spaces_between_special_tokens": (True,), "media_io_kwargs": (),
-    "mm_processor_kwargs": (), "images_config": (), "guided_decoding_backend": (), "reasoning_format": ("auto",),
+    "mm_processor_kwargs": (), "images_config": (), "guided_decoding_backend": (),
     "skip_reading_prefix_cache": (),
 }  # fmt: skip
 
@@ -55,6 +58,7 @@ REFUSED: Mapping[str, Refused] = {
     "prompt_embeds": Refused("send token ids"), "input_embeds": Refused("send token ids"),
     "input_ids": Refused("send token ids as prompt of /v1/completions"), "input": Refused("send messages or prompt"),
     "instructions": Refused(_SYSTEM), "system": Refused(_SYSTEM),
+    "safe_prompt": Refused(_SYSTEM), "task": Refused("write it into a message"),
     "lora_path": Refused(_ADAPTER), "lora_request": Refused(_ADAPTER), "lora": Refused(_ADAPTER),
     "adapter_id": Refused(_ADAPTER), "images": Refused(_MEDIA), "image_data": Refused(_MEDIA),
     "mm_payload": Refused(_MEDIA, ("tensors",)), "audio": Refused(_MEDIA), "modalities": Refused(_MEDIA, (["text"],)),
@@ -65,7 +69,7 @@ REFUSED: Mapping[str, Refused] = {
     "guided_whitespace_pattern": Refused("leave it out"), "format": Refused(_SCHEMA),
     "structural_tag": Refused('send structured_outputs {"structural_tag": ...}'),
     "logits_processors": Refused(_PROCESSOR), "custom_logit_processor": Refused(_PROCESSOR),
-    "custom_params": Refused(_PROCESSOR), "sampling_seed": Refused("send seed"),
+    "custom_params": Refused(_PROCESSOR), "sampling_seed": Refused("send seed"), "random_seed": Refused("send seed"),
     "mirostat": Refused(_SAMPLER, (0,)), "typical_p": Refused(_SAMPLER, (1, 0)), "tfs_z": Refused(_SAMPLER, (1,)),
     "top_a": Refused(_SAMPLER, (0,)), "top_n_sigma": Refused(_SAMPLER, (-1,)),
     "dynatemp_range": Refused(_SAMPLER, (0,)),    "xtc_probability": Refused(_SAMPLER, (0,)),
@@ -79,14 +83,16 @@ REFUSED: Mapping[str, Refused] = {
     "repetition_detection": Refused("send frequency_penalty or repetition_penalty, and max_tokens"),
     # what the answer contains
     "functions": Refused("send tools"), "function_call": Refused("send tool_choice", ("auto", "none")),
-    "separate_reasoning": Refused(
-        "start the server without --reasoning-parser, or send include_reasoning", (True,), unless_empty=False
-    ),
+    "separate_reasoning": Refused(_REASONING, (True,), unless_empty=False),
     "return_hidden_states": Refused("leave it out"), "return_routed_experts": Refused("leave it out"),
     "routed_experts_prompt_start": Refused("leave it out", (0,)), "return_mm_kwargs": Refused(_MEDIA),
     "return_token_offsets": Refused("send echo with logprobs"), "return_meta_info": Refused("leave it out"),
     "return_prompt_text": Refused("send return_token_ids, and decode them with /detokenize"),
     "logprobs_mode": Refused("leave it out: log-probabilities are the model's own", ("raw_logprobs",)),
+    "post_sampling_probs": Refused("send logprobs: they are the model's own"),
+    "reasoning_format": Refused(_REASONING, ("auto", "deepseek", "parsed"), unless_empty=False),
+    "parse_tool_calls": Refused("start the server without --tool-parser", (True,), unless_empty=False),
+    "return_tokens": Refused("send return_token_ids"),
     "n_probs": Refused("send logprobs", (0,)),
 }  # fmt: skip
 
@@ -109,7 +115,8 @@ COMPLETIONS_REFUSED: Mapping[str, Refused] = {
 
 # nothing thinks or calls tools in a completion, and no template is read
 COMPLETIONS_DROPPABLE: Mapping[str, tuple[Any, ...]] = {
-    **DROPPABLE, "reasoning_effort": (), "thinking_token_budget": (), "reasoning": (), "thinking": (),
+    **DROPPABLE, "reasoning_effort": (), "thinking_token_budget": (), "thinking_budget": (), "reasoning": (),
+    "thinking": (),
     "enable_thinking": (), "include_reasoning": (True,), "separate_reasoning": (True,),
     "parallel_tool_calls": (True,),
     "chat_template_kwargs": (), "add_generation_prompt": (True,),

@@ -319,6 +319,7 @@ class ChatRequest(Sampling):
     reasoning: ReasoningOptions | None = None
     thinking: ThinkingSwitch | bool | None = None
     enable_thinking: bool | None = None
+    thinking_budget: Annotated[int, Field(ge=0, le=MAX_TOKENS), NUMBER] | None = None
     # extensions
     chat_template_kwargs: Annotated[Json, Field(max_length=64)] | None = None
     include_reasoning: bool | None = None
@@ -369,10 +370,11 @@ class ChatRequest(Sampling):
         return None if thinks is None else "medium" if thinks else "none"
 
     @property
-    def thinking_budget(self) -> int | None:
+    def reasoning_budget(self) -> int | None:
         """Tokens of reasoning, under whichever name they were sent."""
-        if self.thinking_token_budget is not None:
-            return self.thinking_token_budget
+        named = self.thinking_token_budget if self.thinking_token_budget is not None else self.thinking_budget
+        if named is not None:
+            return named
         switch = self.thinking.budget_tokens if isinstance(self.thinking, ThinkingSwitch) else None
         return switch or (self.reasoning and self.reasoning.max_tokens) or None
 

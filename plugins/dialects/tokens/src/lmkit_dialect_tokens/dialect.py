@@ -116,7 +116,7 @@ class RenderedChat(Chat):
     played = False
 
     def __init__(self, request: ChatRequest, served: Served) -> None:
-        if request.thinking_budget is not None:
+        if request.reasoning_budget is not None:
             raise UnsupportedField("thinking_token_budget", "token ids cannot say how long the model may think")
         super().__init__(request, served)
         self._rendered, self._streaming = sampling_params(request), _streaming(request)

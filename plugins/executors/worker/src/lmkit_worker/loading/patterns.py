@@ -18,7 +18,7 @@ import regex
 from lmkit.api import UnsupportedModel
 
 MAX_PATTERNS = 64  # that are more than names
-MAX_LENGTH = 512  # characters of a pattern
+MAX_LENGTH = 4096  # characters of a pattern
 MAX_GROUPS = 1024  # of names with their dots in the same places
 SECONDS = 1.0  # of this thread's processor time, for all patterns of an adapter
 SHOWN = 80  # characters of a pattern that an error shows

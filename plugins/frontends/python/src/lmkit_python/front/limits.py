@@ -32,6 +32,14 @@ def context_limit(facts: EngineFacts) -> int:
     return min(facts.max_length, facts.num_kv_tokens or facts.max_length)
 
 
+def check_ids(token_ids: Sequence[int], facts: EngineFacts) -> None:
+    """Raises InvalidParam for a prompt without tokens, or with one that the model does not have."""
+    if not token_ids:
+        raise InvalidParam("prompt", "", "at least one token")
+    if facts.vocab_size and (worst := max(token_ids)) >= facts.vocab_size:
+        raise InvalidParam("prompt", worst, f"token ids below {facts.vocab_size}")
+
+
 def check_prompt(
     token_ids: Sequence[int], facts: EngineFacts, max_tokens: int | None, default: int | None = None
 ) -> int:
@@ -41,10 +49,7 @@ def check_prompt(
     """
     limit = context_limit(facts)
     num = len(token_ids)
-    if num == 0:
-        raise InvalidParam("prompt", "", "at least one token")
-    if facts.vocab_size and (worst := max(token_ids)) >= facts.vocab_size:
-        raise InvalidParam("prompt", worst, f"token ids below {facts.vocab_size}")
+    check_ids(token_ids, facts)
     room = limit - num
     if room < 1:
         raise ContextTooLong(num, limit)

@@ -31,7 +31,7 @@ from lmkit_python.front.ask import (
     UnsupportedField,
     VectorAsk,
 )
-from lmkit_python.front.limits import TEMPLATE_SLACK, ContextTooLong, check_prompt, check_texts, strings
+from lmkit_python.front.limits import TEMPLATE_SLACK, ContextTooLong, check_ids, check_prompt, check_texts, strings
 from lmkit_python.front.message import Message
 
 if TYPE_CHECKING:
@@ -290,6 +290,7 @@ def _vector_turn(
     text: TextSide, facts: EngineFacts, ask: VectorAsk, id: str, index: int, read: str | None, token_ids: list[int],
     params: PoolingParams,
 ) -> Turn:  # fmt: skip
+    check_ids(token_ids, facts)
     if len(token_ids) > facts.max_length:
         raise ContextTooLong(len(token_ids), facts.max_length)
     request = EngineRequest(
