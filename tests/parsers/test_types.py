@@ -51,6 +51,17 @@ def test_python_values_have_the_type_too() -> None:
     assert json.loads(got.calls[0][1]) == {"bool": True, "list": ["a", None], "dict": {"a": 1}, "float": 5}
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "deepseek_v4"])
+@pytest.mark.parametrize("word", ["nil", "none", "Null", "NULL", "None", "null"])
+def test_words_for_nothing_are_null_where_a_string_cannot_be_meant(name: str, word: str) -> None:
+    fmt = load_format(HOST, "tool_parser", name)
+    assert isinstance(fmt, ToolFormat)
+    kinds = {"a": ["integer", "null"], "b": ["object", "null"], "c": ["string"], "d": ["integer"]}
+    tool = ToolDef("f", parameters={"properties": {key: {"type": kind} for key, kind in kinds.items()}})
+    got = parse(fmt, [fmt.write([("f", dict.fromkeys("abcd", word))], [tool])], tools=[tool])
+    assert json.loads(got.calls[0][1]) == {"a": None, "b": None, "c": word, "d": word}
+
+
 @pytest.mark.parametrize("spelled", ["any", "date", "interval", "mapper", "settings", "listing", "", "stringent"])
 def test_a_name_that_says_nothing_is_no_type(spelled: str) -> None:
     assert kinds_of({"type": spelled}, {}) is None

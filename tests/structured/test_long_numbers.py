@@ -10,6 +10,8 @@ import pytest
 from lmkit.api import Grammar, GrammarBackend, GrammarError
 from lmkit_testing.grammars import generates
 
+from .conftest import demo_model
+from .test_wrong_forms import DOORS, asked
 from .test_wrong_forms import backend as backend
 
 EDGE = 2**53
@@ -96,3 +98,14 @@ def test_llguidance_says_which_number_it_cannot_keep() -> None:
         with pytest.raises(GrammarError) as refused:
             guidance.compile(Grammar("json_schema", json.dumps(schema)))
         assert said in refused.value.message
+
+
+async def test_every_door_keeps_the_digits() -> None:
+    """A number that a grammar cannot keep is refused with all its digits, wherever the schema comes from."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "const": LONG}}, "required": ["a"]}
+    async with demo_model() as http:
+        for door in DOORS:
+            path, body = asked(door, schema)
+            response = await http.post(path, json=body)
+            assert response.status_code == 400, (door, response.text[:300])
+            assert str(LONG) in response.text, (door, response.text[:300])

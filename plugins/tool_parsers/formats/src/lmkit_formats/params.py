@@ -299,6 +299,8 @@ def typed(value: str, said: ValueType) -> str:
     text = value.strip()
     if text in ("True", "False", "None"):
         text = {"True": "true", "False": "false", "None": "null"}[text]
+    elif kinds and "null" in kinds and "string" not in kinds and text.lower() in ("nil", "none", "null"):
+        text = "null"
     reader = JsonReader()
     end = reader.feed(text, 0)
     reader.end()
