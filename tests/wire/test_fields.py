@@ -62,7 +62,7 @@ SAMPLES: Body = {
     "tools": [TOOL], "parallel_tool_calls": True, "metadata": {"a": "b"}, "safety_identifier": "s",
     "prompt_cache_key": "k", "prompt_cache_retention": "24h", "service_tier": "flex", "include_reasoning": True,
     "use_beam_search": True, "add_generation_prompt": True, "add_special_tokens": True, "input": "y", "system": "s",
-    "top_p": 0.5, "min_p": 0.5, "output_mode": "tokens", "token_ids": [2],
+    "stop_in": "output", "top_p": 0.5, "min_p": 0.5, "output_mode": "tokens", "token_ids": [2],
     "context_management": {"edits": [1]}, "cache_control": {"type": "ephemeral"},
     "inference_geo": "eu", "speed": "fast", "betas": ["b"],
     "stop_sequences": ["z"], "output_config": {"format": FORMAT}, "output_format": FORMAT,

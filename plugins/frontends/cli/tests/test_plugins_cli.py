@@ -78,6 +78,12 @@ def test_list_with_load_and_kind(extra: Path, run: Callable[..., Done]) -> None:
     assert "scheduler" in done.stderr
 
 
+def test_names_are_whole_in_a_pipe(extra: Path, run: Callable[..., Done]) -> None:
+    lines = run("plugins", "list", "--kind", "executor").stdout.splitlines()
+    assert any(line.split()[:3] == ["executor", "uniproc", "lmkit-worker"] for line in lines)
+    assert all(len(line.split()) >= 4 for line in lines)
+
+
 def test_list_available(run: Callable[..., Done]) -> None:
     done = run("plugins", "list", "--available", "--json")
     rows = json.loads(done.stdout)["plugins"]

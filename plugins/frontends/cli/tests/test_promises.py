@@ -40,6 +40,7 @@ def cut(path: Path) -> None:
 
 
 def shards(path: Path) -> None:
+    (path / "model.safetensors").rename(path / "2.safetensors")
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "1.safetensors"}}))
 
 

@@ -41,7 +41,7 @@ class LoaderConformance(PluginConformance):
 
     def write(self, folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         """Writes tensors into a folder that has config.json, in the format that the plugin reads."""
-        raise NotImplementedError
+        pytest.fail("override `write(folder, tensors)`: without it nothing is known of what this loader reads")
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -62,8 +62,6 @@ class LoaderConformance(PluginConformance):
         """What `write` writes is found by lmkit_resolve_checkpoint and read back; damage is a CheckpointError."""
         if "safetensors" in spec.formats:
             pytest.skip("it is tested with files of safetensors")
-        if type(self).write is LoaderConformance.write:
-            pytest.fail("override `write(folder, tensors)`: without it nothing is known of what this loader reads")
         kinds = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8]
         tensors = {f"t.{i}": (torch.arange(12).reshape(3, 4) % 5).to(kind) for i, kind in enumerate(kinds)}
         (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')

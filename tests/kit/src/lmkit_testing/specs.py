@@ -209,11 +209,13 @@ class PluginConformance(ExtensionConformance):
         return host.load(entry.kind, entry.name)
 
     @pytest.fixture
-    def target(self, spec: Spec, host: PluginHost) -> Any:
-        """The implementation; skips, saying so, where what the plugin requires is not installed."""
+    def target(self, spec: Spec, host: PluginHost, entry: Entry) -> Any:
+        """The implementation, through the adapter where it is of the interface before; skips, saying so, where what
+        the plugin requires is not installed."""
         if missing := [refusal.needed for refusal in requirements(spec, host.installed_version)]:
             pytest.skip(f"needs {', '.join(missing)}")
-        return load_ref(spec.target, spec.name)
+        kind, found = BY_NAME[entry.kind], load_ref(spec.target, spec.name)
+        return load_ref(kind.adapter)(found) if kind.adapter and spec.interface < kind.interface else found
 
     def test_registration_is_pure(self, host: PluginHost, entry: Entry) -> None:
         """Calling the hook twice gives equal specs."""

@@ -27,6 +27,7 @@ from lmkit_cli.settings import gather
 app = typer.Typer(help="Installed plugins: list, show, check, start new ones.", no_args_is_help=True)
 
 STATE_STYLE = {"ok": "green", "disabled": "dim", "shadowed": "yellow"}  # all others: red
+WIDE = 1000  # columns
 LEVEL_STYLE = {"error": "red", "warning": "yellow", "info": "dim"}
 Json = Annotated[bool, typer.Option("--json", help="as data")]
 
@@ -64,6 +65,8 @@ def list_plugins(
         _print_json({"plugins": rows, "warnings": host.warnings})
         return
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDE  # a pipe gets whole names, which can be searched for
     table = Table(box=None, pad_edge=False, header_style="bold")
     columns = ["kind", "name", "dist", "version", "state", *(["tier", "summary"] if load else [])]
     if any(r.get("reason") for r in rows):

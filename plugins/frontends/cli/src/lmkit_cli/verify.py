@@ -33,7 +33,10 @@ TEXTS = (
 )
 ARGUMENTS = {"city": "Par\u00eds", "days": 3}
 TOOL = ToolDef("get_weather", "Weather of a city", {
-    "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"],
+    "type": "object", "required": ["city"],
+    "properties": {  # some templates cannot do without descriptions
+        "city": {"type": "string", "description": "Name"}, "days": {"type": "integer", "description": "Number of days"},
+    },
 })  # fmt: skip
 MARKER = re.compile(r"\s*(<[^<>\s]+>|\[[^\[\]\s]+\])")  # looks like a token
 GRAMMAR_SECONDS = 60.0
