@@ -54,7 +54,7 @@ TASKS = {"/classify": "classify"}  # other routes of pooling take embeddings
 SAMPLES: Body = {
     "model": "scripted", "messages": [{"role": "user", "content": "y"}], "prompt": "y", "echo": True, "stop": "z",
     "stream": True, "logit_bias": {"1": 1}, "user": "u", "stop_token_ids": [1], "ignore_eos": True, "store": True,
-    "include_stop_str_in_output": True, "stop_in": "output", "no_stop_trim": True, "include_usage": True,
+    "include_stop_str_in_output": True, "no_stop_trim": True, "include_usage": True,
     "continuous_usage_stats": True, "skip_special_tokens": False, "cache_salt": "s", "return_token_ids": True,
     "resume": True, "vllm_xargs": {"no_repeat_ngram": {"size": 3}}, "truncation_side": "left",
     "return_tokens_as_token_ids": True, "request_id": "r", "session_id": "s", "bad_words": ["no"],
