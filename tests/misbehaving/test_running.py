@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from lmkit import LLM, SamplingParams
-from lmkit.api import LmkitError
+from lmkit.api import LmkitError, PluginError
 from lmkit_testing.dists import write_dist
 
 OPTIONS: dict[str, Any] = {"max_length": 256, "kv_memory": "4MiB", "threads": 1}
@@ -240,6 +240,19 @@ def test_a_logits_processor_ends_who_asked_for_it(install: Any, bodies: dict[str
         said = answers(llm, ["hello"], bad)[0]
         assert said.startswith("plugin: ")
         assert f"logits_processor 'bad' (bad-running 0.1.0): {next(iter(bodies))} raised KeyError" in said
+        assert llm.generate("hello", SHORT)[0].text == text
+
+
+@pytest.mark.parametrize("error", ["RuntimeError('x')", "SystemExit(3)", "KeyboardInterrupt"])
+def test_options_of_a_logits_processor_that_raise_end_who_sent_them(install: Any, error: str) -> None:
+    """TypeError and ValueError say that the client's options are wrong; anything else is the plugin's fault."""
+    options = f"    class options:\n        def __init__(self, **values): raise {error}\n\n"
+    source = PROCESSOR.replace("    stage, keeps_argmax, options =", f"{options}    stage, keeps_argmax, _ =")
+    install("logits_processor", source, add="return True", remove="pass", apply="pass")
+    with LLM("demo", **OPTIONS) as llm:
+        text = llm.generate("hello", SHORT)[0].text
+        with pytest.raises(PluginError, match=r"logits processor 'bad': its options raised"):
+            llm.generate("hello", SamplingParams(max_tokens=8, extra={"bad": {"size": 1}}))
         assert llm.generate("hello", SHORT)[0].text == text
 
 

@@ -45,15 +45,16 @@ def not_made(owner: str, error: BaseException) -> PluginError:
 
 
 @contextmanager
-def guard(owner: str, method: str) -> Iterator[None]:
-    """Around a call of a plugin's method. Its own typed errors pass; anything else is logged and becomes a PluginError.
+def guard(owner: str, method: str, passes: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Around a call of a plugin's method. Its own typed errors pass, and those of `passes`; anything else is logged and
+    becomes a PluginError.
 
     The text of what was raised may hold paths and addresses: that is for the log, not for clients.
     """
     try:
         yield
     except BaseException as e:
-        if isinstance(e, LmkitError | GeneratorExit | CancelledError) or is_interrupt(e) or _is_memory(e):
+        if isinstance(e, (LmkitError, GeneratorExit, CancelledError, *passes)) or is_interrupt(e) or _is_memory(e):
             raise
         log.error("%s: %s raised %s", owner, method, type(e).__name__, exc_info=e)
         raise raised(owner, method, e) from e

@@ -26,6 +26,7 @@ from lmkit.api import (
     StepResult,
     StructuredOutput,
     UnsupportedTask,
+    guard,
 )
 from lmkit.scheduling.hashes import root_hash
 from lmkit.scheduling.request import Request
@@ -185,7 +186,8 @@ class Intake:
             if not isinstance(value, Mapping):
                 raise InvalidParam(f"extra.{key}", value, "a mapping of options")
             try:
-                options(**value)
+                with guard(f"logits processor {key!r}", "its options", passes=(TypeError, ValueError)):
+                    options(**value)
             except (TypeError, ValueError) as e:
                 raise InvalidParam(f"extra.{key}", value, f"valid options: {e}") from e
 
