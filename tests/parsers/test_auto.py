@@ -97,7 +97,7 @@ def test_the_checkpoints_own_templates_are_read(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "<think>"}, {"name": "tool_use", "template": "[TOOL_CALLS]"}]
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [QWEN3]}))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     resolver = Resolver(from_options({"model": str(tmp_path)}), HOST, tolerant=True)
     resolver.run()
     plan = resolver.plan()

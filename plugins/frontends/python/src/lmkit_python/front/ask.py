@@ -306,7 +306,7 @@ def _of_params(params: SamplingParams, n: int) -> dict[str, Any]:
     if n != 1 and params.n not in (1, n):
         raise InvalidParam("n", n, f"the n of its params ({params.n}), or to be said once")
     return {
-        "params": params, "n": n if n != 1 else params.n, "priority": params.priority,
+        "params": params, "n": n if n != 1 or isinstance(n, bool) else params.n, "priority": params.priority,
         "include_stop": params.include_stop_str_in_output, "skip_special": params.skip_special_tokens,
         "last": params.truncate_prompt_tokens,
     }  # fmt: skip
