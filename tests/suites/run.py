@@ -61,7 +61,7 @@ def _ignored(left_out: Mapping[str, str], folder: Path) -> list[str]:
 
 
 def outcomes(report: Path) -> dict[str, str]:
-    """What became of each test: passed, failed or skipped."""
+    """The outcome of each test: passed, failed or skipped."""
     found = {}
     for case in ET.parse(report).getroot().iter("testcase"):
         name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"

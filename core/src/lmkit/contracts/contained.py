@@ -1,5 +1,5 @@
-"""What must not leak out of plugins' code while it is imported, asked and probed: text on standard output, which is a
-command's own, and the end of the process."""
+"""Containment of plugins' code while it is imported, asked and probed: it neither writes to standard output, which is a
+command's own, nor ends the process unseen."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Printed(io.TextIOBase):
         return sys.stderr.fileno()
 
     def close(self) -> None:
-        """It is not theirs to close."""
+        """Does nothing: standard output stays open."""
 
 
 _printed, _lock = Printed(), Lock()

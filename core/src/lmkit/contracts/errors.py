@@ -248,7 +248,7 @@ class TemplateFailed(RequestError):
         super().__init__(f"{self.field}: {message}" if self.field else message, fix=fix)
 
     def renamed(self, places: Sequence[str]) -> TemplateFailed:
-        """The same error in the names of a client whose request has no `messages`: `places` has one for each."""
+        """This error with the names that a client without `messages` uses: `places` has one for each message."""
         if self.index is None or self.index >= len(places):
             return self
         renamed = TemplateFailed(self.cause, fix=self.fix)

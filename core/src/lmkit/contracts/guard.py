@@ -1,4 +1,4 @@
-"""Who is to blame: errors of plugins' code, as errors that name the plugin, its kind and the method.
+"""Errors of plugins' code become errors that name the plugin, its kind and the method.
 
 `make_target` and `guard` stand around what is done between steps. What runs within one, layer by layer, is not wrapped:
 `blame` finds the plugin in the traceback once something has been raised.
@@ -38,7 +38,7 @@ def make_target(choice: Choice, *args: Any, **more: Any) -> Any:
 
 
 def not_made(owner: str, error: BaseException) -> PluginError:
-    """What a user reads of a target that raised `error` when it was called."""
+    """The error for a target that raised `error` when it was called."""
     return PluginError(
         f"{owner} could not be made: {said_by(error)}", fix="correct its options, or start without it or with another"
     )
@@ -61,7 +61,7 @@ def guard(owner: str, method: str, passes: tuple[type[Exception], ...] = ()) -> 
 
 
 def raised(owner: str, method: str, error: BaseException, *, in_full: bool = False) -> PluginError:
-    """What a client reads of a method that raised `error`."""
+    """The error for a method that raised `error`, without the text of `error`."""
     text = said_by(error) if in_full else type(error).__name__
     return PluginError(f"{owner}: {method} raised {text}", fix=LOGGED)
 

@@ -217,7 +217,7 @@ def _file(kind: str, path: str) -> str:
 
 
 def _short(value: object) -> object:
-    """As much of a value as an error may show."""
+    """The beginning of a value, as much as an error may show."""
     shown = repr(value)
     return value if len(shown) <= SHOWN else f"{shown[: SHOWN - 3]}..."
 

@@ -86,7 +86,7 @@ class GuardedConnector:
         self._call("close", self._connector.close, None)
 
     def _checked(self, found: object) -> Mapping[KVKey, bytes] | None:
-        """What `fetch` may answer. Raises TypeError or ValueError."""
+        """Checks an answer of `fetch`. Raises TypeError or ValueError."""
         if found is None:
             return None
         if not isinstance(found, Mapping):

@@ -77,7 +77,7 @@ class Ordering:
         return self._goes_first is not None
 
     def first(self, waiting: Sequence[Request], running: Sequence[Request]) -> tuple[Request, tuple] | None:
-        """Who of `waiting` goes first in this step, with the key for that; None: nobody is preferred."""
+        """The request of `waiting` that goes first in this step, with its new key; None: nobody is preferred."""
         try:
             r = self._goes_first(waiting, running) if self._goes_first is not None else None
             if r is None or r not in waiting:

@@ -249,7 +249,7 @@ class OutputStream:
         return shown, end - size + sum(len(e.text) for e in shown if type(e) is Text)
 
     def _release(self, shown: list[ParseEvent]) -> None:
-        """What was held back is no stop string."""
+        """Releases held back text that turned out to be no stop string."""
         if held := self.stops.flush():
             shown.append(Text(held))
 

@@ -59,7 +59,7 @@ class LoaderConformance(PluginConformance):
         return made
 
     def test_a_format_of_its_own(self, host: PluginHost, spec: LoaderSpec, tmp_path: Path) -> None:
-        """What `write` writes is found by lmkit_resolve_checkpoint and read back; damage is a CheckpointError."""
+        """Files made by `write` are found by lmkit_resolve_checkpoint and read back; damage is a CheckpointError."""
         if "safetensors" in spec.formats:
             pytest.skip("it is tested with files of safetensors")
         kinds = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8]

@@ -123,7 +123,7 @@ class Reader:
             message["reasoning_content"] = f"{before}\n{text}" if before else text
 
     def _summary(self, where: str, item: Item) -> None:
-        """What was said before, as this server summarized it."""
+        """Reads a summary that this server wrote of earlier turns."""
         text = _unsealed(item.encrypted_content or "")
         if text is None:
             raise UnsupportedField(
@@ -205,7 +205,7 @@ class Reader:
                                "content": self._output(item.kind, output, f"{where}.output")})  # fmt: skip
 
     def _output(self, kind: str, output: str | list[Part] | list[dict[str, Any]], where: str) -> Parts:
-        """What a tool answered: a text, parts, or what became of commands."""
+        """The answer of a tool: a text, parts, or the results of commands."""
         if isinstance(output, str):
             return output
         parts = [part for part in output if isinstance(part, Part)]
@@ -296,7 +296,7 @@ class Reader:
         return functions
 
     def _remote(self, tool: Tool, where: str) -> list[dict[str, Any]]:
-        """Those tools of an MCP server that may be used."""
+        """The tools of an MCP server that may be used."""
         self._extra(tool, "tools")
         if tool.server_description:
             self.dropped.add("tools.server_description")

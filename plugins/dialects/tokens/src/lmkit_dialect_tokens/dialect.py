@@ -160,7 +160,7 @@ def _rendered(
 
 
 def _streaming(request: Sampling) -> dict[str, Any]:
-    """What a request says of its stream: the rendered one is streamed where it is sent."""
+    """The stream options of a request, for the rendered one, which is streamed where it is sent."""
     return request.model_dump(include={"stream", "stream_options"}, exclude_none=True) if request.stream else {}
 
 

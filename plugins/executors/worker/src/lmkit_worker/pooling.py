@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Partial:
-    """What is known of a row so far: hidden states of all tokens, or by reduction a state, sum or maximum [1, D]."""
+    """The state of a row so far: hidden states of all tokens, or by reduction a state, sum or maximum [1, D]."""
 
     params: PoolingParams
     tokens: list[Tensor] = field(default_factory=list)

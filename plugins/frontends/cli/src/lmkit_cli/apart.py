@@ -49,7 +49,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def examine_apart(modules: Sequence[str], limit: float, *, dialects: bool = False) -> list[Report]:
-    """What `modules` do; each of their steps may take `limit` seconds. None of them is imported here.
+    """Findings about the imports of `modules`, of which each step may take `limit` seconds. No module is imported here.
 
     With `dialects` these are imported, to learn their routes.
     """

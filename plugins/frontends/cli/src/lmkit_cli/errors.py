@@ -72,7 +72,7 @@ def show_bug(error: Exception) -> int:
 
 
 def shortage(error: BaseException) -> tuple[str, str] | None:
-    """What the system had no more of, and what to do, when that is why an error came; None: it is not."""
+    """The resource that the system ran out of, and what to do, where that caused an error; None: it did not."""
     seen: set[int] = set()
     chain: BaseException | None = error
     while chain is not None and id(chain) not in seen:

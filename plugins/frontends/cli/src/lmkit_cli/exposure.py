@@ -37,7 +37,7 @@ class ServerProcess:
     environ: Mapping[str, str] = field(default_factory=dict)  # empty where it may not be read
 
     def values(self, option: str) -> list[str]:
-        """What is said with an option, which may be repeated."""
+        """The values of an option that may be repeated."""
         found = [word.partition("=")[2] for word in self.words if word.startswith(option + "=")]
         pairs = zip(self.words, self.words[1:], strict=False)
         return found + [value for word, value in pairs if word == option]

@@ -1,4 +1,4 @@
-"""What would keep `lmkit serve` from starting though everything has been chosen. Loads no weights and no torch."""
+"""Finds what keeps `lmkit serve` from starting though everything has been chosen. Loads no weights and no torch."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def explain(config: EngineConfig, host: PluginHost, *, topic: str | None = None,
 
 
 def _readiness(resolver: Resolver) -> tuple[Estimate | None, dict[str, LmkitError]]:
-    """What `lmkit plan` says of the memory, or why it and `serve` refuse; nothing where something is undecided."""
+    """The memory of `lmkit plan`, or why it and `serve` refuse; nothing where something is undecided."""
     known = resolver.known
     if resolver.errors or known.device is None:
         return None, {}

@@ -84,7 +84,7 @@ class Access:
         return (self._of_key(keys) if self._admins else None) or self._anyone
 
     def _of_key(self, keys: list[bytes | None]) -> Caller | None:
-        """Who has one right key, whatever stands in other headers: clients and proxies add keys of other servers. Of
+        """The caller with one right key, whatever else is sent: clients and proxies add keys of other servers. Of
         several right ones an administrator's counts, else the first."""
         digests = [_digest(key or b"") for key in keys[:MAX_KEYS]]
         # all of them are compared: time says nothing

@@ -186,7 +186,7 @@ class Dialect(ABC):
         return
 
     def waiting(self) -> bytes:
-        """What is sent while a stream waits, for proxies that cut silent connections; no parser of the stream may see
+        """The bytes sent while a stream waits, for proxies that cut silent connections; no parser of the stream may see
         it: a comment among events, a blank before a line of JSON. b"": nothing."""
         if self.stream_type.startswith("text/event-stream"):
             return b": waiting\n\n"

@@ -120,7 +120,7 @@ def check_routes(owner: str, dialect: Dialect | type[Dialect]) -> None:
 
 
 def taken_by(route: str, mark: str | None, taken: Sequence[TakenRoute]) -> str | None:
-    """Who answers whatever a third-party dialect's route could match; None: nobody does.
+    """The owner of a route that a third-party dialect's route could match; None: nobody answers there.
 
     A request that carries the dialect's mark is its own, wherever nobody else has that mark.
     """
@@ -211,7 +211,7 @@ def parsed(
 
 
 def _parsed(dialect: Dialect, incoming: Incoming, served: Served) -> Exchange | Answer | Incoming:
-    """What the dialect makes of a request. Raises RequestError, or PluginError for a dialect that is at fault."""
+    """Parses a request with its dialect. Raises RequestError, or PluginError for a dialect that is at fault."""
     with guard(dialect.owner, "parse"):
         found = dialect.parse(incoming, served)
     if not isinstance(found, Exchange | Answer | Incoming):

@@ -64,7 +64,7 @@ def bind(settings: ServerSettings) -> socket.socket:
 
 
 def bind_beside(settings: ServerSettings, sock: socket.socket) -> list[socket.socket]:
-    """Where `localhost` means two addresses, the other one at the same port, if there is IPv6 and the port is free."""
+    """A socket at the other address of `localhost`, at the same port, if there is IPv6 and the port is free."""
     if settings.uds or settings.host != "localhost" or not socket.has_ipv6:
         return []
     second = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)

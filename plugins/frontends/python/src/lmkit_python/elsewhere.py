@@ -1,4 +1,4 @@
-"""What options of other engines' Python APIs are called here: for errors that say so."""
+"""Names of options in other engines' Python APIs, and what they are called here, for errors that say so."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Where KV events are published."""
+    """The addresses at which KV events are published and replayed."""
 
     address: str = (
         "tcp://127.0.0.1:5557"  # bound if it is one of this host (tcp://*:5557: all of them), else connected to

@@ -65,7 +65,7 @@ class AllBlocksCleared(msgspec.Struct, tag=True):
 
 
 class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True):
-    """What one message carries."""
+    """The events of one message, with their time."""
 
     ts: float
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]

@@ -94,7 +94,7 @@ def buffers_as_parameters(model: nn.Module) -> None:
 
 
 def keep_precision(model: Any, dtype: torch.dtype) -> None:
-    """What the library keeps in float32 whatever the model's dtype stays so."""
+    """Keeps in float32 the tensors that the library keeps so, whatever the model's dtype."""
     patterns = [re.escape(p).replace(r"\*", ".*") for p in model._get_dtype_plan(dtype)]
     for name, parameter in model.named_parameters():
         if any(re.search(rf"(^|\.){pattern}(\.|$)", name) for pattern in patterns):

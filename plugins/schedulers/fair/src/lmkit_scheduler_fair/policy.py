@@ -18,7 +18,7 @@ PROGRESS = 16  # tokens after which it may give way once more
 
 @dataclass(slots=True)
 class _Account:
-    """What one tenant was given, in tokens of a prompt."""
+    """The service that one tenant was given, in tokens of a prompt."""
 
     next: float = 0.0  # where its next request is placed, if that is not past
     drawn: float = 0.0  # what its answers have cost so far
@@ -81,7 +81,7 @@ class Fair:
             return None
 
         def due(r: RequestView) -> tuple[float, int]:
-            """Who has a row has been given what that was admitted for."""
+            """The service of the request's tenant; one that has a row is charged for what it was admitted with."""
             account = self._account(r.tenant)
             return (max(self._given(r), account.ended + account.drawn if r.tenant in rows else 0.0), r.order)
 
@@ -123,7 +123,7 @@ class Fair:
         return self._accounts.setdefault(tenant, _Account(begun=self._now, ended=self._now))
 
     def _given(self, r: RequestView) -> float:
-        """What the tenant was given before `r`, as far as it is known by now."""
+        """The service that the tenant was given before `r`, as far as it is known by now."""
         place = self._place(r)
         return place.start + max(0.0, self._account(r.tenant).drawn - place.drawn)
 

@@ -162,7 +162,7 @@ class ConstrainedOutput:
             return None
 
     def _typed(self, id: str, error: BaseException) -> LmkitError:
-        """What a native library throws need not even be an Exception."""
+        """The typed error for whatever a grammar backend raised; a native library may raise more than Exceptions."""
         if isinstance(error, GrammarError):
             return error
         log.error("request %s: the grammar backend failed", id, exc_info=error)

@@ -211,7 +211,7 @@ def theirs(value: Any) -> Any:
 
 
 class Reads:
-    """What a template read last of the messages: the place of a value, like ("3", "tool_calls", "0", "id")."""
+    """The place of the value that a template read last, like ("3", "tool_calls", "0", "id")."""
 
     __slots__ = ("last",)
 
@@ -252,7 +252,7 @@ def _noted(value: Any, reads: Reads, place: tuple[str, ...]) -> Any:
 
 
 def theirs_of_request(variables: Mapping[str, Any], reads: Reads | None = None) -> dict[str, Any]:
-    """What a request gives to a template, as the client's; `reads` learns what is read of the messages.
+    """Marks the values of a request as the client's; `reads` learns what a template reads of the messages.
 
     But a role, or a switch of the template, that is one plain word is a choice among the template's own: it may be
     part of what the template writes, as in `<|user|>`.

@@ -263,7 +263,7 @@ def read_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = (), chat_templa
 
 
 def _cleans_up(raw: RawTokenizer, settings: Mapping[str, Any]) -> bool:
-    """As transformers, which leaves BPE alone unless a second field insists."""
+    """True where decoded text is cleaned up, as in transformers: of BPE only where a second field insists."""
     insists = settings.get("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output")
     return bool(settings.get("clean_up_tokenization_spaces") and (insists or not isinstance(raw.model, BPE)))
 

@@ -52,7 +52,7 @@ class OpenCall:
 
     @property
     def written(self) -> str:
-        """What the model wrote of the call."""
+        """The call as the model wrote it."""
         written = "".join(self.raw)
         return written.lstrip(_CLOSERS) if self.follows else written
 

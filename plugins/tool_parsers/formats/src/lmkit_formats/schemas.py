@@ -1,4 +1,4 @@
-"""What a JSON schema says of the arguments of a tool: their names and types, in whatever language it spells them.
+"""Names and types of a tool's arguments, from a JSON schema, in whatever language it spells them.
 
 Schemas come from clients, written by pydantic, zod or by hand: what is said of one argument may be spread over
 references, combinations and patterns. All formats that turn text into values ask here.
@@ -34,13 +34,13 @@ _SPELLED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """What a schema says of a value."""
+    """The kinds and listed values that a schema allows for a value."""
 
     kinds: frozenset[str] | None = None  # the JSON types that are allowed; None: it does not say
     values: tuple[Any, ...] | None = None  # the values that are allowed, where it lists them
 
     def and_(self, more: ValueType) -> ValueType:
-        """What both say; where they contradict each other, what `self` says."""
+        """Both at once; where they contradict each other, `self` alone."""
         if self.kinds is None or more.kinds is None:
             kinds = self.kinds or more.kinds
         else:
@@ -52,7 +52,7 @@ class ValueType:
         return ValueType(kinds, values)
 
     def or_(self, more: ValueType) -> ValueType:
-        """What one of both says. An option that says nothing does not make the others say less."""
+        """Either of the two. An option that says nothing does not make the others say less."""
         if self.kinds is None or more.kinds is None:
             return ValueType(self.kinds or more.kinds)
         both = self.values is not None and more.values is not None
@@ -77,7 +77,7 @@ class Arguments:
 
 
 def value_type(schema: object, root: Mapping[str, Any]) -> ValueType:
-    """What `schema`, a part of `root`, says of its values."""
+    """The values that `schema`, a part of `root`, allows."""
     return _Reader(root).value(schema, 0)
 
 
@@ -87,7 +87,7 @@ def kinds_of(schema: object, root: Mapping[str, Any]) -> frozenset[str] | None:
 
 
 def argument_type(root: Mapping[str, Any], name: str) -> ValueType | None:
-    """What a tool's schema says of the argument `name`, wherever it says it; None where it does not know that name."""
+    """The values that a tool's schema allows for the argument `name`, wherever it says so; None: an unknown name."""
     return _Reader(root).argument(root, name, 0)
 
 
@@ -241,7 +241,7 @@ def _said_of(schema: Mapping[str, Any], name: str) -> list[object]:
 
 
 def _listed(schema: Mapping[str, Any]) -> ValueType:
-    """What `enum` and `const` say."""
+    """The values that `enum` and `const` list."""
     values = [*([schema["const"]] if "const" in schema else items_of(schema.get("enum"), 1024))]
     if not values:
         return ANY
@@ -313,7 +313,7 @@ def _is_quick(pattern: str) -> bool:
 
 
 def resolve(ref: str, root: Mapping[str, Any]) -> object:
-    """What a reference into `root` names, a JSON pointer in a URI fragment (RFC 6901, 6); None where nothing does."""
+    """The part of `root` that a reference names, a JSON pointer in a URI fragment (RFC 6901, 6); None: there is none."""
     if not ref.startswith("#"):
         return None
     node: Any = root

@@ -245,7 +245,7 @@ def _assigned(
 def _misfits(
     sides: Mapping[str, TensorEntry], candidates: Sequence[AdapterTarget], ranks: Mapping[str, int]
 ) -> list[str]:
-    """What is wrong with the shapes of one module, each of which may be the only one that is."""
+    """The complaints about the shapes of one module, one for each tensor that fits no candidate."""
     messages = []
     for side, entry in sides.items():
         shapes = [list(c.place.shape(side, ranks[c.name])) for c in candidates]

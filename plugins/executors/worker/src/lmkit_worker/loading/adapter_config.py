@@ -48,7 +48,7 @@ HARMLESS = frozenset({  # where the adapter is from, how it was trained, and opt
 
 
 class AdapterConfig:
-    """What the file says of ranks, scales and targets. Raises UnsupportedModel, naming the key."""
+    """Ranks, scales and targets of adapter_config.json. Raises UnsupportedModel, naming the key."""
 
     def __init__(self, config: Mapping[str, Any], max_rank: int) -> None:
         for key, allowed in FIXED.items():
@@ -164,7 +164,7 @@ def says_nothing(value: object) -> bool:
 
 
 def short(value: object) -> object:
-    """As much of a value as an error may show."""
+    """The beginning of a value, as much as an error may show."""
     shown = repr(value)
     return value if len(shown) <= 80 else f"{shown[:77]}..."
 
@@ -181,6 +181,6 @@ def _ends(name: str, end: str) -> bool:
 
 
 def _endings(name: str) -> list[str]:
-    """What follows each dot."""
+    """The parts of a name behind each of its dots."""
     parts = name.split(".")
     return [".".join(parts[i:]) for i in range(1, len(parts))]

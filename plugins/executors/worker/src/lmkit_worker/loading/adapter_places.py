@@ -1,4 +1,4 @@
-"""Where the modules of an adapter went: the same weight rules say it that place the base model's weights."""
+"""Places of an adapter's modules, found by the weight rules that also place the base model's weights."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class AdapterTarget:
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """Where the base model's tensors are and where they go."""
+    """The base model's tensors, and the rules that place them."""
 
     rules: Rules
     loader: Loader
@@ -113,7 +113,7 @@ class Places:
         self.stacks = [spec for spec in info.linears if spec.experts and spec.sources]
 
     def find(self, module: str, config: AdapterConfig) -> list[AdapterTarget]:
-        """Where a module may have gone; several where it holds stacks of experts, whose parameters the file leaves
+        """The places where a module may be; several where it holds stacks of experts, whose parameters the file leaves
         unnamed."""
         name = f"{module}.weight" if config.targeted(f"{module}.weight") else module
         place = self.known.get(module)
@@ -143,7 +143,7 @@ class Places:
         return replace(place, order=self.base.order(module, match.rule, place.high - place.low, place.in_features))
 
     def _stored(self, module: str) -> Place | None:
-        """Where the weight of this name goes."""
+        """The place of the weight of this name."""
         assert self.base is not None
         match = self.base.rules.match(f"{module}.weight")
         entry = self.base.entries.get(f"{module}.weight")

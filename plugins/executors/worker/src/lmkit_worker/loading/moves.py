@@ -1,4 +1,4 @@
-"""What a weight rule does to the outputs of a module, found by sending numbers through its transform.
+"""The order in which a weight rule puts the outputs of a module, found by sending numbers through its transform.
 
 An adapter's B has the outputs in the order of the file, so it has to be put in the same order as the weight. Only a few
 inputs are tried, since weights may be larger than memory allows to copy as numbers: a transform that works for any

@@ -47,7 +47,7 @@ class Rules:
                 )
 
     def match(self, name: str) -> Match | None:
-        """Where the tensor goes; None: no rule is for it, under this name or one of `_names`."""
+        """The rule and target of a tensor; None: no rule is for it, under this name or one of `_names`."""
         return next((match for known in self._names(name) if (match := self._match(known)) is not None), None)
 
     def named(self, name: str) -> str:
@@ -55,7 +55,7 @@ class Rules:
         return next((known for known in self._names(name) if self._match(known) is not None), name)
 
     def _names(self, name: str) -> Iterator[str]:
-        """As transformers takes them: also without the base model's prefix, and with it twice or on the head."""
+        """The names that transformers takes too: without the base model's prefix, and with it twice or on the head."""
         yield name
         if self._prefix and name.startswith(self._prefix):
             yield name.removeprefix(self._prefix)
@@ -84,7 +84,7 @@ class Rules:
 
 
 def _prefix(rules: Sequence[WeightRule]) -> str:
-    """What stands before all names but those of the head ("model."); "" where there is nothing of the kind."""
+    """The prefix of all names but those of the head ("model."); "" where there is none."""
     body = [rule.source for rule in rules if not rule.ignore and not rule.target.startswith(HEAD)]
     begins = {source.partition(".")[0] if "." in source else "" for source in body}
     begin = begins.pop() if len(begins) == 1 else ""

@@ -302,7 +302,7 @@ def text_asks(
 
 
 def _of_params(params: SamplingParams, n: int) -> dict[str, Any]:
-    """What an ask has of the fields of SamplingParams that the engine does not read. Raises InvalidParam."""
+    """The fields of an ask that SamplingParams carries and the engine does not read. Raises InvalidParam."""
     if n != 1 and params.n not in (1, n):
         raise InvalidParam("n", n, f"the n of its params ({params.n}), or to be said once")
     return {
