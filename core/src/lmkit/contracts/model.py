@@ -173,7 +173,7 @@ class PoolerInfo:
 
     @property
     def tasks(self) -> tuple[PoolingTask, ...]:
-        """The tasks that can be asked for. An embedding model also embeds each token: its vector is one hidden state."""
+        """The tasks that can be asked for. An embedding model also embeds tokens, each by its hidden state."""
         return ("embed", "token_embed") if self.task == "embed" and len(self.joined) < 2 else (self.task,)
 
 

@@ -48,7 +48,7 @@ _TAG = re.compile(r"<[^<>\n]+>|\[[^][\n]+\]")  # looks like a marker
 
 @dataclass(frozen=True)
 class Shown:
-    """The text that a template writes after the beginning of a prompt, with the arguments of a call, or reasoning, in it."""
+    """The text that a template writes after the beginning of a prompt, with a call's arguments or reasoning in it."""
 
     kind: str
     begin: str

@@ -313,7 +313,7 @@ def _is_quick(pattern: str) -> bool:
 
 
 def resolve(ref: str, root: Mapping[str, Any]) -> object:
-    """The part of `root` that a reference names, a JSON pointer in a URI fragment (RFC 6901, 6); None: there is none."""
+    """The part of `root` that a reference names, a JSON pointer in a URI fragment (RFC 6901, 6), or None."""
     if not ref.startswith("#"):
         return None
     node: Any = root
