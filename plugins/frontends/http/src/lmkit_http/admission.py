@@ -155,7 +155,7 @@ class Place:
     left: bool = False
 
     def begin(self, turns: list[Turn]) -> None:
-        """Counts a request with known prompts. Raises Overloaded if it would still wait at its deadline, RateLimited and
+        """Counts a request with known prompts. Raises Overloaded if it would wait past its deadline, RateLimited and
         TooManyChoices when its choices are more than its key may have at once."""
         self.turns, self.num_paid = turns, len(turns)
         self.admission.begin(self)
