@@ -269,6 +269,18 @@ def kv(session: nox.Session) -> None:
 
 
 @nox.session
+def suites(session: nox.Session) -> None:
+    """The test suite of llama.cpp's server against `lmkit serve`, from a checkout LMKIT_SUITES/llama.cpp; skipped where
+    there is none. What does not apply stands in tests/suites/left_out.toml with its reason. Five minutes."""
+    folder = os.environ.get("LMKIT_SUITES", "")
+    if not folder:
+        session.skip("set LMKIT_SUITES to a folder with a checkout of llama.cpp")
+    install(session)
+    session.install("-q", "requests", "wget", "aiohttp")
+    session.run("python", "tests/suites/run.py", folder, *session.posargs)
+
+
+@nox.session
 def ray(session: nox.Session) -> None:
     """Ray clusters on this host: ranks as actors, on two nodes of which one is killed 20 times under load; replicas
     behind Ray Serve, engines killed 20 times under load; a batch by Ray Data. 300 MB."""

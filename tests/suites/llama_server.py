@@ -7,7 +7,9 @@ here is dropped: a test that needs it fails, and stands in left_out.toml with it
 from __future__ import annotations
 
 import os
+import socket
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,14 +17,14 @@ VALUES = {  # options of llama-server with a value -> those of lmkit serve
     "--host": "--host",
     "--port": "--port",
     "--alias": "--served-name",
-    "--ctx-size": "--max-length",
     "--parallel": "--max-rows",
     "--api-key": "--api-key",
     "--chat-template-file": "--chat-template",
     "--seed": "--seed",
 }
 DROPPED_VALUES = {  # the same without a counterpart
-    "--temp", "--model", "--model-url", "--model-draft", "--hf-repo", "--hf-file", "--batch-size", "--ubatch-size",
+    "--ctx-size", "--temp", "--model", "--model-url", "--model-draft", "--hf-repo", "--hf-file", "--batch-size",
+    "--ubatch-size",
     "--threads", "--n-gpu-layers", "--draft", "--pooling", "-ctk", "-ctv", "--n-predict", "--slot-save-path",
     "--grp-attn-n", "--grp-attn-w", "--lora", "--draft-max", "--draft-min", "--reasoning-format", "--reasoning-budget",
     "--chat-template", "--mmproj-url", "--media-path", "--sleep-idle-seconds", "--models-dir", "--models-max", "-fa",
@@ -47,8 +49,7 @@ def arguments(given: list[str]) -> list[str]:
     for option in rest:
         if option in VALUES:
             value = ",".join((next(rest), *(NAMES if option == "--alias" else ())))
-            if not (embeds and option == "--ctx-size"):
-                words += [VALUES[option], value]
+            words += [VALUES[option], value]
         elif option in DROPPED_VALUES:
             next(rest)
     return words
@@ -62,5 +63,17 @@ def embedding_model() -> str:
     return str(Path(spec.origin).parent / "model")
 
 
+def wait_for(port: int, seconds: float = 10.0) -> None:
+    """Waits until nobody listens at a port: the suite kills a server and starts the next one at once."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return
+        time.sleep(0.05)
+
+
 if __name__ == "__main__":
+    if "--port" in sys.argv:
+        wait_for(int(sys.argv[sys.argv.index("--port") + 1]))
     os.execv(sys.executable, [sys.executable, "-m", "lmkit", *arguments(sys.argv[1:])])

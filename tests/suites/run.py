@@ -1,6 +1,6 @@
 """Runs the test suites of other servers against lmkit: python tests/suites/run.py FOLDER [SUITE...]
 
-FOLDER has a checkout of each suite, under the name of its repository: llama.cpp, vllm. One that is not there is
+FOLDER has a checkout of each suite, under the name of its repository: llama.cpp. One that is not there is
 skipped, and said. A test passes, or stands in left_out.toml with the reason why it cannot; anything else is a failure.
 What is left out and passes all the same is named, so that the list gets shorter.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,39 +19,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-VLLM_FILES = ("tests/entrypoints/openai/**/test_*.py", "tests/tool_use/test_*.py")
 
 
 def llama_cpp(checkout: Path, work: Path, left_out: Mapping[str, str]) -> tuple[Path, list[str], dict[str, str]]:
     """Folder, arguments of pytest, and environment: the suite starts what LLAMA_SERVER_BIN_PATH names."""
-    source = next(iter(sorted(checkout.rglob("server/tests/unit")))).parent
-    tests = work / "tests"
-    shutil.copytree(source, tests)
+    tests = next(iter(sorted(checkout.rglob("server/tests/unit")))).parent
     program = work / "llama-server"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{HERE / "llama_server.py"}" "$@"\n')
     program.chmod(0o755)
-    environment = {"LLAMA_SERVER_BIN_PATH": str(program), "GITHUB_ACTION": "1"}  # the latter: half a minute to start
-    environment["PYTHONPATH"] = str(HERE)
-    return tests, ["unit", "-p", "llama_paths", *_ignored(left_out, tests)], environment
+    environment = {"LLAMA_SERVER_BIN_PATH": str(program), "PYTHONPATH": str(HERE)}
+    environment |= {"GITHUB_ACTION": "1", "PORT": "18890"}  # the former: half a minute for a server to start
+    return tests, ["unit", "-m", "not slow", "-p", "llama_paths", *_ignored(left_out, tests)], environment
 
 
-def vllm(checkout: Path, work: Path, left_out: Mapping[str, str]) -> tuple[Path, list[str], dict[str, str]]:
-    """Folder, arguments of pytest, and environment: files that need a server only, with our tests/utils.py."""
-    for pattern in VLLM_FILES:
-        for file in checkout.glob(pattern):
-            text = file.read_text()
-            if "RemoteOpenAIServer" in text or "server_config" in text:
-                target = work / file.relative_to(checkout)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_text(text)
-    for folder in [path for path in (work / "tests").rglob("*") if path.is_dir()] + [work / "tests"]:
-        (folder / "__init__.py").touch()
-    shutil.copy(HERE / "vllm_utils.py", work / "tests" / "utils.py")
-    (work / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = session\n")
-    return work, ["tests", *_ignored(left_out, work)], {}
-
-
-SUITES = {"llama.cpp": llama_cpp, "vllm": vllm}
+SUITES = {"llama.cpp": llama_cpp}
 
 
 def _ignored(left_out: Mapping[str, str], folder: Path) -> list[str]:
@@ -61,7 +41,7 @@ def _ignored(left_out: Mapping[str, str], folder: Path) -> list[str]:
 
 
 def outcomes(report: Path) -> dict[str, str]:
-    """The outcome of each test: passed, failed or skipped."""
+    """What became of each test: passed, failed or skipped."""
     found = {}
     for case in ET.parse(report).getroot().iter("testcase"):
         name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
