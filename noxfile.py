@@ -259,12 +259,25 @@ def ranks(session: nox.Session) -> None:
 @nox.session
 def kv(session: nox.Session) -> None:
     """KV blocks from outside the cache change no token: 20,000 trials of the scheduler with erratic connectors and
-    injected faults, bad stores, a real Redis (Debian: apt install redis-server), NIXL, engines in pairs, roles with
-    servers that are killed 20 times. A quarter of an hour on two cores."""
+    injected faults, bad stores, a real Redis (Debian: apt install redis-server), NIXL, vllm-router as a reader of KV
+    events, engines in pairs, roles with servers that are killed 20 times. A quarter of an hour on two cores."""
     install(session)
+    session.install("-q", "vllm-router>=0.1.17")
     session.install("-q", "--no-deps", "nixl>=1.0,<2", "nixl-cu12>=1.0,<2")  # what runs without CUDA, of all it names
     session.run("python", "-m", "lmkit_testing.kv_trials", *(session.posargs or ["20000"]), env=ONE_THREAD)
     session.run("pytest", "-q", "tests/kv", "plugins/kv_connectors", env=ONE_THREAD | {"KV_KILLS": "20"})
+
+
+@nox.session
+def suites(session: nox.Session) -> None:
+    """The test suite of llama.cpp's server against `lmkit serve`, from a checkout LMKIT_SUITES/llama.cpp; skipped where
+    there is none. What does not apply stands in tests/suites/left_out.toml with its reason. Five minutes."""
+    folder = os.environ.get("LMKIT_SUITES", "")
+    if not folder:
+        session.skip("set LMKIT_SUITES to a folder with a checkout of llama.cpp")
+    install(session)
+    session.install("-q", "requests", "wget", "aiohttp")
+    session.run("python", "tests/suites/run.py", folder, *session.posargs)
 
 
 @nox.session

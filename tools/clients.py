@@ -20,6 +20,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -42,10 +43,10 @@ SCRIPTED: dict[str, tuple[str, str, str]] = {
         "whole_and_streamed or call_and_its_result or why_it_ended or counted or test_models or errors or many_prompts",
     ),
 }  # fmt: skip
-_HEAD = """# Clients
+_HEAD = f"""# Clients
 
 Made by `nox -s clients`: each client's own library against a server on a socket, streamed and not. A number in
-parentheses says how many cases there were.
+parentheses says how many cases there were. Results of {date.today():%d %B %Y}.
 
 """
 _TABLE = "| client | version | passed | failed |\n|---|---|---|---|\n"

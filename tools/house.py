@@ -1,6 +1,7 @@
 """The figures of the house: lines, dependencies, circles of modules, sizes, names. `nox -s house` prints them.
 
-tests/rules bound each of them, so that the core stays small and open only through its kinds.
+tests/rules bound the dependencies, circles and names. Lines and sizes are reported, not bounded: a bound on lines moves
+code to where there is room instead of where a reader looks for it.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ import subprocess
 import sys
 import textwrap
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ROOT / "core" / "src" / "lmkit"
-MAX_LINES = 14_200  # of the core; it falls
-MAX_FUNCTION, MAX_MODULE = 80, 600  # lines
+NUM_LARGEST = 10  # functions and modules that are listed
 DEPENDENCIES = {"pluggy", "msgspec", "packaging", "numpy", "lmkit-tokenizer-json", "lmkit-worker", "lmkit-python"}
 NAMES = re.compile(
     r"torch\.cuda|is_cuda|is_rocm|\bcuda\b|\brocm\b|nvidia|flashinfer|\bllama\b|\bqwen\b|\bmistral\b|\bhermes\b|\bgptq\b"
@@ -47,17 +47,17 @@ def dependencies(pyproject: Path = ROOT / "core" / "pyproject.toml") -> set[str]
     return {re.split(r"[<>=!~\[; ]", dep, maxsplit=1)[0].lower() for dep in project["dependencies"]}
 
 
-def sizes(paths: Iterable[Path]) -> Iterator[tuple[int, str]]:
-    """(lines, where) of each module over MAX_MODULE and each function over MAX_FUNCTION."""
+def largest(paths: Iterable[Path]) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+    """The NUM_LARGEST functions and the NUM_LARGEST modules, each as (lines, where), the largest first."""
+    functions, modules = [], []
     for path in paths:
         text = path.read_text()
-        if (num := text.count("\n")) > MAX_MODULE:
-            yield num, str(path.relative_to(ROOT))
+        modules.append((text.count("\n"), str(path.relative_to(ROOT))))
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                num = (node.end_lineno or 0) - node.lineno + 1
-                if num > MAX_FUNCTION:
-                    yield num, f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+                num_lines = (node.end_lineno or 0) - node.lineno + 1
+                functions.append((num_lines, f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"))
+    return sorted(functions, reverse=True)[:NUM_LARGEST], sorted(modules, reverse=True)[:NUM_LARGEST]
 
 
 def named(paths: Iterable[Path]) -> list[str]:
@@ -181,7 +181,7 @@ def main() -> int:
     """Prints the figures; 1 where one is over its bound."""
     core, total = lines(), sum(lines().values())
     paths = sorted(CORE.rglob("*.py"))
-    print(f"core: {total:,} lines (at most {MAX_LINES:,})")
+    print(f"core: {total:,} lines")
     for name, num in core.items():
         print(f"  {num:6,} {name}")
     extra = dependencies() - DEPENDENCIES
@@ -191,10 +191,11 @@ def main() -> int:
     print(f"circles of modules and packages: {len(found)}")
     for circle in found:
         print("  " + " - ".join(circle))
-    long = sorted(sizes(paths), reverse=True)
-    print(f"functions over {MAX_FUNCTION} and modules over {MAX_MODULE} lines: {len(long)}")
-    for num, place in long:
-        print(f"  {num:6,} {place}")
+    everything = [path for folder in packages().values() for path in folder.rglob("*.py")]
+    for what, rows in zip(("functions", "modules"), largest(everything), strict=True):
+        print(f"largest {what}, in lines:")
+        for num_lines, place in rows:
+            print(f"  {num_lines:6,} {place}")
     names = named(paths)
     print(f"models, devices and formats named in code: {len(names)}")
     for place in names:
@@ -204,7 +205,7 @@ def main() -> int:
             print(f"circles in {name}: {inner}")
     families, touching = commits()
     print(f"commits of model families that touch the core: {touching} of {families}")
-    return int(bool(total > MAX_LINES or extra or found or long or names))
+    return int(bool(extra or found or names))
 
 
 if __name__ == "__main__":

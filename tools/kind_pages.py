@@ -113,7 +113,8 @@ def _example(kind: str, examples: Path) -> list[str]:
 
     parts = [
         f"## A whole one\n\n`lmkit plugins new {kind} mine` writes this; its test passes as it stands, and ours run "
-        'it. Then: `pip install -e "./lmkit-' + kind.replace("_", "-") + '-mine[test]"`, and `pytest` in that folder.\n'
+        "it. The kits come with `pip install -e tests/kit`, in a checkout of lmkit. Then: "
+        '`pip install -e "./lmkit-' + kind.replace("_", "-") + '-mine[test]"`, and `pytest` in that folder.\n'
     ]
     others = [path.parent.name for path in sorted(examples.glob("*/pyproject.toml")) if kind in _registers(path.parent)]
     if others:

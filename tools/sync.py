@@ -289,10 +289,19 @@ def fields_page() -> str:
         sys.path.insert(0, str(ROOT / "plugins" / folder / "src"))
     page = [
         "# Fields of requests\n",
-        "Made by `tools/sync.py` from what the dialects declare; a test sends each of them to each route. *works*:",
-        "honoured. *dropped*: accepted, changes nothing, and is named in the header `x-lmkit-warnings`. *refused*: 400",
-        'when it says something. `null`, `false`, `""`, `[]` and `{}` say nothing, whatever the field. All other',
-        "fields that say something are refused as well, or dropped with `--unknown-fields warn`.\n",
+        "Made by `tools/sync.py` from what the dialects declare; a test sends each field to each route. The rule:\n",
+        "- *works*: the field is honoured.",
+        "- *refused*: a 400 that names the field and says what to send instead. Its absence would change what the",
+        "  answer means: what is read, which tokens may be drawn, where the answer ends, what it contains. Values that",
+        "  describe what happens anyway are taken; the second table of each dialect lists them.",
+        "- *dropped*: the field is accepted and changes nothing here: labels, accounting, storage, caches, speed,",
+        "  verbosity, effort where the chat template has no switch for it, tools that some service would run when it",
+        "  likes to.",
+        "- All other fields are unknown. They are dropped too, in the request and in its parts, or refused with",
+        "  `--unknown-fields refuse`.\n",
+        "Dropped fields are named in the header `x-lmkit-warnings` of the answer (at most 1 KiB) and in `lmkit why`,",
+        'and counted in `lmkit_dropped_fields_total`. `null`, `false`, `""`, `[]` and `{}` say nothing and are taken',
+        "in silence, whatever the field, unless they change something.\n",
         "`/invocations` of the dialect `sagemaker` hands bodies on to these routes. The routes that only render",
         "prompts read bodies of chat and completions, and refuse what token ids cannot say.",
     ]
@@ -306,15 +315,15 @@ def fields_page() -> str:
 def _fields_of(dialect: str, requests: Mapping[str, Any]) -> list[str]:
     """The part of one dialect: its routes and fields, and what to send instead of those that are refused."""
     states = {route: kind.states() for route, kind in requests.items()}
-    hints = {name: hint for kind in requests.values() for name, hint in kind.all_hints().items()}
+    refusals = {name: refusal for kind in requests.values() for name, refusal in kind.refusals().items()}
     rows = [[f"`{name}`", *(found.get(name, "") for found in states.values())]
             for name in sorted({name for found in states.values() for name in found})]  # fmt: skip
     lines = [f"\n## {dialect}\n", "| field | " + " | ".join(f"`{route.split(' ')[1]}`" for route in requests) + " |",
              "|---" * (1 + len(requests)) + "|", *("| " + " | ".join(row) + " |" for row in rows)]  # fmt: skip
-    if hints:
-        lines += ["\n| field | instead | values that say nothing, too |", "|---|---|---|"]
-        lines += [f"| `{name}` | {hint.fix} | {', '.join(f'`{json.dumps(v)}`' for v in hint.nothing)} |"
-                  for name, hint in sorted(hints.items())]  # fmt: skip
+    if refusals:
+        lines += ["\n| refused field | instead | values that are taken |", "|---|---|---|"]
+        lines += [f"| `{name}` | {refusal.fix} | {', '.join(f'`{json.dumps(v)}`' for v in refusal.unless)} |"
+                  for name, refusal in sorted(refusals.items())]  # fmt: skip
     return lines
 
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 from lmkit.api import CheckpointError, CheckpointOptions
-from lmkit.checkpoint import INDEX, PATTERNS, UNNEEDED, open_checkpoint, read_index
+from lmkit.checkpoint import INDEX, PATTERNS, UNNEEDED, check_headers, open_checkpoint, read_index
 from lmkit_worker.loading.safetensors import SafetensorsLoader
 from safetensors.torch import save_file
 
@@ -79,6 +79,30 @@ def test_unknown_words_are_left_to_others() -> None:
 def test_paths_that_do_not_exist(ref: str) -> None:
     with pytest.raises(CheckpointError, match="no such directory"):
         open_checkpoint(ref, NOWHERE)
+
+
+@pytest.mark.parametrize(("revision", "option"), [(None, ""), ("v1", " --revision v1")])
+def test_a_hub_repository_with_pickles_only_says_how_it_is_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revision: str | None, option: str
+) -> None:
+    (tmp_path / "config.json").write_text("{}")  # what a download brings, which leaves pickles out
+    monkeypatch.setattr("lmkit.checkpoint.download", lambda *_, **__: tmp_path)
+    with pytest.raises(CheckpointError, match=r"some-org/some-model has no \*\.safetensors files") as caught:
+        open_checkpoint("some-org/some-model", CheckpointOptions(revision=revision))
+    assert f"hf download some-org/some-model{option} --local-dir DIRECTORY" in caught.value.fix
+    assert "lmkit convert DIRECTORY -o NEW" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"\x01", bytes(8) + b"{}", b"\x02" + bytes(7) + b"{", b"\x02" + bytes(7) + b"[]"]
+)
+def test_headers_that_cannot_be_read(tmp_path: Path, damage: bytes) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(damage)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged or cannot be read"):
+        check_headers([file])
+    file.write_bytes(b"\x02" + bytes(7) + b"{}")
+    check_headers([file])
 
 
 def test_offline_hub_id_that_is_not_cached(tmp_path: Path) -> None:

@@ -55,7 +55,10 @@ def test_only_the_row_at_fault_ends(
             if i == bad:
                 assert output.finish_reason == "error"
                 assert output.error is not None
-                assert (output.error.code, SECRET in str(output.error)) == ("engine", False)
+                assert (output.error.code, SECRET in str(output.error)) == (
+                    "plugin",
+                    False,
+                )  # whose code the executor's is
                 assert output.error.fix
             else:
                 assert (output.finish_reason, output.token_ids) == ("length", tokens)

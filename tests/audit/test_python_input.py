@@ -20,7 +20,7 @@ def llm() -> Iterator[LLM]:
 
 
 @pytest.mark.parametrize(
-    "prompts", [None, 5, b"x", {"prompt": "x"}, [1.5], [["a"]], [[1], 2], "", [], [[]], [-1], [True], [10**6]]
+    "prompts", [None, 5, b"x", {"text": "x"}, [1.5], [["a"]], [[1], 2], "", [], [[]], [-1], [True], [10**6]]
 )
 def test_prompts(llm: LLM, prompts: Any) -> None:
     if prompts == []:

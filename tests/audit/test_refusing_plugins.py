@@ -47,10 +47,12 @@ class Broken:
 
 
 def test_a_policy_that_cannot_be_made_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lmkit.contracts import guard
     from lmkit.engine import build
 
     real = build.load_target
-    monkeypatch.setattr(build, "load_target", lambda c: Broken if c.kind == "scheduler" else real(c))
+    for module in (build, guard):
+        monkeypatch.setattr(module, "load_target", lambda c: Broken if c.kind == "scheduler" else real(c))
     with pytest.raises(LmkitError, match="scheduler") as caught:
         LLM("demo", **OPTIONS)
     assert caught.value.code == "plugin"

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from lmkit import LLM, SamplingParams
 from lmkit.api import EngineRequest, Grammar, RequestError, TokenEvent
-from lmkit_worker.loading.adapter import EMBED, HEAD, places_of
+from lmkit_worker.loading.adapter_places import EMBED, HEAD, places_of
 from safetensors.torch import save_file
 
 MAX_STEPS = 20_000

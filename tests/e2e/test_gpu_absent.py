@@ -14,6 +14,7 @@ from lmkit.plugins.host import PluginHost
 from lmkit.plugins.platforms import choose_platform
 from lmkit.plugins.refs import load_ref
 from lmkit.plugins.select import Wanted, evaluate
+from lmkit_testing.checkpoints import byte_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [
@@ -90,6 +91,7 @@ def layers_of_all_kinds(tmp_path: Path) -> Path:
     """A checkpoint without weights, which nobody reads here."""
     (tmp_path / "config.json").write_text(json.dumps(MIXED))
     (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    byte_tokenizer(tmp_path)
     return tmp_path
 
 

@@ -137,7 +137,7 @@ def test_leaving_a_stream_early_frees_its_blocks(llm: LLM) -> None:
 def test_wrong_prompt_fails_the_call_and_leaves_nothing(llm: LLM) -> None:
     with pytest.raises(RequestError, match="prompt 1"):
         llm.generate([[1, 2], [9999]], GREEDY)
-    with pytest.raises(RequestError, match="together may have"):
+    with pytest.raises(RequestError, match="maximum context length is"):
         llm.generate("x" * 500, GREEDY)
     with pytest.raises(InvalidParam):
         llm.generate([1.5], GREEDY)  # type: ignore[list-item]

@@ -1,6 +1,7 @@
 """Pooling models end to end: vectors equal to sentence-transformers and transformers, whatever the steps look like."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,8 @@ def modules(path: Path, *listed: tuple[str, str, dict]) -> Path:
     """Writes modules.json and the folders of `listed` = (type, folder, config)."""
     entries = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
     for i, (kind, folder, config) in enumerate(listed, 1):
+        if kind == "Pooling" and not {"embedding_dimension", "word_embedding_dimension"} & config.keys():
+            config = {**config, "embedding_dimension": 48}
         (path / folder).mkdir(exist_ok=True)
         (path / folder / "config.json").write_text(json.dumps(config))
         entries.append({"idx": i, "name": str(i), "path": folder, "type": f"sentence_transformers.models.{kind}"})
@@ -77,7 +80,7 @@ def test_longest_text_and_what_is_longer(published) -> None:
     assert llm.facts.max_length == 256
     fits = llm.embed("x " * 254)[0]
     assert len(fits.prompt_token_ids) == 256
-    with pytest.raises(RequestTooLarge, match=r"257 tokens.*256"):
+    with pytest.raises(RequestTooLarge, match=r"256 tokens.*257 tokens"):
         llm.embed("x " * 255)
     cut = llm.embed("x " * 300, truncate=256)[0]
     assert np.allclose(cut.data, fits.data, atol=1e-6)
@@ -240,7 +243,15 @@ def test_modules_make_an_embedding_model_of_a_generator(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "config", "words"),
     [
-        ("Pooling", {"pooling_mode_weightedmean_tokens": True}, "weightedmean"),
+        ("Pooling", {"pooling_mode": "median"}, "median"),
+        ("Pooling", {"pooling_mode": ["mean", 3]}, "pooling_mode"),
+        ("Pooling", {"pooling_mode": {"mean": 1}}, "pooling_mode"),
+        ("Pooling", {"word_embedding_dimension": 47}, "embedding_dimension"),
+        ("Pooling", {"pooling_of_next_year": True}, "pooling_of_next_year"),
+        ("LayerNorm", {"dimension": 48}, "LayerNorm"),
+        ("Dense", {"in_features": 48, "out_features": 48, "use_residual": True}, "use_residual"),
+        ("Dense", {"in_features": 48, "out_features": 8, "module_input_name": "other"}, "module_input_name"),
+        ("Normalize", {"module_output_name": "other"}, "module_output_name"),
         ("WordWeights", {}, "WordWeights"),
         ("Dense", {"in_features": 5, "out_features": 8}, "in_features"),
         ("Dense", {"in_features": 48, "out_features": 8, "activation_function": "my.code.Act"}, "Act"),
@@ -252,3 +263,136 @@ def test_modules_that_are_not_understood(tmp_path: Path, kind: str, config: dict
     modules(path, (kind, "1_Module", config))
     with pytest.raises(UnsupportedModel, match=words):
         start(path)
+
+
+# ---------------------------------------------------------------------------------- as sentence-transformers reads it
+
+PARTS: dict[str, list[tuple[str, str, dict]]] = {
+    "joined": [("Pooling", "1_Pooling", {"pooling_mode": ["cls", "mean"]})],
+    "joined, by older keys": [
+        (
+            "Pooling", "1_Pooling",
+            {
+                "word_embedding_dimension": 48, "pooling_mode_lasttoken": True, "pooling_mode_max_tokens": True,
+                "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False,
+            },
+        )
+    ],
+    "none of the older keys": [("Pooling", "1_Pooling", {"pooling_mode_cls_token": False})],
+    "newer keys beside older ones": [
+        ("Pooling", "1_Pooling", {"pooling_mode": "max", "pooling_mode_cls_token": True}),
+    ],
+    "weighted": [("Pooling", "1_Pooling", {"pooling_mode": "weightedmean"}), ("Normalize", "2_Normalize", {})],
+    "all": [
+        (
+            "Pooling", "1_Pooling",
+            {"pooling_mode": ["weightedmean", "lasttoken", "mean_sqrt_len_tokens", "max", "mean", "cls"]},
+        ),
+        ("Dropout", "2_Dropout", {"dropout": 0.5}),
+        ("Dense", "3_Dense", {"in_features": 288, "out_features": 16}),
+        ("Normalize", "4_Normalize", {}),
+    ],
+    "dense without bias": [
+        ("Pooling", "1_Pooling", {"pooling_mode": "mean", "include_prompt": False}),
+        ("Dense", "2_Dense", {"in_features": 48, "out_features": 16, "bias": False}),
+        (
+            "Dense", "3_Dense",
+            {"in_features": 16, "out_features": 8, "activation_function": "torch.nn.modules.linear.Identity"},
+        ),
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small BERT whose tokenizer tells cases apart."""
+    path = pooling_checkpoint("BertConfig", "BertModel", tmp_path_factory.mktemp("encoder"))
+    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<|im_end|>", "model_max_length": 100}
+    (path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    return path
+
+
+def of_library(path: Path, texts: list[str]) -> np.ndarray:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    return sentence_transformers.SentenceTransformer(str(path), device="cpu").encode(texts)
+
+
+@pytest.mark.full("lmkit-core", "lmkit-worker")
+@pytest.mark.filterwarnings("ignore")  # of the library, about older keys
+@pytest.mark.parametrize("parts", PARTS)
+def test_modules_do_what_they_do_in_the_library(parts: str, encoder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    path = Path(shutil.copytree(encoder, tmp_path / "model"))
+    modules(path, *PARTS[parts])
+    generator = torch.Generator().manual_seed(0)
+    for kind, folder, config in PARTS[parts]:
+        if kind == "Dense":
+            shape = config["out_features"], config["in_features"]
+            tensors = {"linear.weight": torch.randn(shape, generator=generator) / 5}
+            if config.get("bias", True):
+                tensors["linear.bias"] = torch.randn(shape[0], generator=generator)
+            save_file(tensors, path / folder / "model.safetensors")
+    expected = of_library(path, TEXTS)
+    with start(path) as llm:
+        ours = np.stack([output.data for output in llm.embed(TEXTS)])
+        assert llm.facts.pooler.size == expected.shape[1]
+    assert ours == pytest.approx(expected, abs=2e-5 * float(abs(expected).max()))
+
+
+@pytest.mark.full("lmkit-core", "lmkit-tokenizer-json")
+@pytest.mark.parametrize("name", ["sentence_bert_config.json", "sentence_roberta_config.json"])
+@pytest.mark.parametrize("prompt", [None, "query"])
+def test_lower_case_and_prompts_are_those_of_the_library(
+    name: str, prompt: str | None, encoder: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(encoder, tmp_path / "model"))
+    modules(path, ("Pooling", "1_Pooling", {"pooling_mode": "mean"}))
+    texts = ["The Capital of FRANCE", "ÄÖÜ \u0130stanbul \u03a3\u03a3", "<|im_start|> Marked", "x"]
+    plain = of_library(path, texts)
+    (path / name).write_text(json.dumps({"max_seq_length": 80, "do_lower_case": True}))
+    prompts = {"prompts": {"query": "Find This: ", "document": ""}, "default_prompt_name": prompt}
+    (path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    expected = of_library(path, texts)
+    assert abs(expected - plain).max() > 1e-3
+    with start(path) as llm:
+        ours = np.stack([output.data for output in llm.embed(texts)])
+        assert llm.facts.max_length == 80
+    assert ours == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("sentence_bert_config.json", {"do_lower_case": "yes"}),
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}),
+        ("sentence_bert_config.json", {"module_output_name": "sentence_embedding"}),
+        ("sentence_bert_config.json", {"modality_config": {"text": {"method": "forward", "method_output_name": "x"}}}),
+        ("sentence_bert_config.json", {"query_length": 32}),
+        ("sentence_bert_config.json", {"config_kwargs": {"hidden_act": "relu"}}),
+        ("sentence_bert_config.json", {"tokenizer_name_or_path": "elsewhere"}),
+        ("sentence_bert_config.json", {"key_of_next_year": 1}),
+        ("config_sentence_transformers.json", {"truncate_dim": 8}),
+        ("config_sentence_transformers.json", {"default_prompt_name": "missing", "prompts": {"query": ""}}),
+        ("config_sentence_transformers.json", {"key_of_next_year": 1}),
+    ],
+)
+def test_keys_that_change_vectors_and_are_not_understood(file: str, said: dict, encoder: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(encoder, tmp_path / "model"))
+    modules(path, ("Pooling", "1_Pooling", {"pooling_mode": "mean"}))
+    (path / file).write_text(json.dumps(said))
+    with pytest.raises(UnsupportedModel, match=next(iter(said))):
+        start(path)
+
+
+def test_modules_of_other_code_and_in_another_order_are_refused(encoder: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(encoder, tmp_path / "model"))
+    dense = ("Dense", "3_Dense", {"in_features": 48, "out_features": 8})
+    modules(path, ("Pooling", "1_Pooling", {}), ("Normalize", "2_Normalize", {}), dense)
+    with pytest.raises(UnsupportedModel, match="Dense behind Normalize"):
+        start(path)
+    listed = json.loads((path / "modules.json").read_text())[:2]
+    for changes in ({"type": "custom_st.Transformer"}, {"path": "1_Pooling"}):
+        (path / "modules.json").write_text(json.dumps([{**listed[0], **changes}, *listed[1:]]))
+        with pytest.raises(UnsupportedModel, match=r"modules\.json"):
+            start(path)

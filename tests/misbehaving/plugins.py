@@ -95,6 +95,7 @@ AT_IMPORT = [
     row("missing-module", "broken", "import module_that_is_not_there"),
     row("exits", "broken", "import sys\nsys.exit(0)"),
     row("exits-text", "broken", "import sys\nsys.exit('so long')"),
+    row("interrupts", "broken", "raise KeyboardInterrupt"),
     row("recursion", "broken", "def f(): return f()\nf()"),
     row("no-hook", "broken", "x = 1"),
     row("heavy", "import-budget", good(before="import numpy"), asked=""),
@@ -109,6 +110,7 @@ AT_IMPORT = [
 IN_HOOKS = [
     row("hook-raises", "broken", hook("raise RuntimeError('no luck')")),
     row("hook-exits", "broken", hook("sys.exit(3)")),
+    row("hook-interrupts", "broken", hook("raise KeyboardInterrupt")),
     row("hook-midway", "broken", good(after="    raise KeyError('midway')")),
     row("hook-exits-hard", "ends-the-process", hook("os._exit(3)"), asked=""),
     row("hook-gives-none", "broken", hook("return None")),

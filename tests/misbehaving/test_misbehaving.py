@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from lmkit_cli.health import Finding, examine
 from lmkit_testing.host import dist_dir
 from lmkit_testing.world import World
 
-from .plugins import ENDLESS, ROWS, Row
+from .plugins import ENDLESS, HEAD, ROWS, Row
 
 __all__ = ["dist_dir"]
 TOY = ModelConfig(model="toy")
@@ -171,3 +172,52 @@ def test_a_name_of_lmkits_own_stays_its_own(whole: World) -> None:
 
 def _model_source(world: World) -> str:
     return Path(world.path, "toy_model", "hooks.py").read_text()
+
+
+def test_what_is_printed_at_import_does_not_reach_standard_output(whole: World) -> None:
+    """B4: `--json` stays JSON, and the doctor names who prints."""
+    source = (
+        "print('hello from import')\nimport sys\nsys.stdout.close()\nfrom lmkit.api import hookimpl\n@hookimpl\n"
+        "def lmkit_configure(config, plan, info):\n    print('hello from a hook')\n    return []\n"
+    )
+    whole.add("bad-talker", {"extension": {"talker": "bad_talker.hooks"}}, {"bad_talker.hooks": source})
+    environment = os.environ | {"PYTHONPATH": str(whole.path)}
+    command = [sys.executable, "-m", "lmkit", "explain", "attention", "--model", "toy", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["topics"]
+    assert "hello from import" in done.stderr
+    assert "hello from a hook" in done.stderr
+    (found,) = [f for f in examine(whole.host()) if f.code == "prints"]
+    assert (found.level, found.subject) == ("error", "extension:talker")
+    assert "hello from import" in found.message
+
+
+@pytest.mark.parametrize("leave", ["os._exit(7)", "from posix import _exit as leave; import signal; os.abort()"])
+def test_a_plugin_that_nobody_chose_and_ends_the_process_is_named(whole: World, leave: str) -> None:
+    """B5: by the error of the plugin, or by the stack where the process cannot go on."""
+    whole.add("bad-ender", {"extension": {"ender": "bad_ender.hooks"}}, {"bad_ender.hooks": f"import os\n{leave}"})
+    environment = os.environ | {"PYTHONPATH": str(whole.path)}
+    code = "from lmkit.command import main; main()"
+    command = [sys.executable, "-c", code, "explain", "attention", "--model", "toy", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    if "abort" in leave:
+        assert done.returncode < 0
+        assert "bad_ender/hooks.py" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["topics"]
+        assert "ender" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "body", ["raise OSError", "return 5", "yield 'sched.max_tokens=5'", "raise SystemExit", "raise KeyboardInterrupt"]
+)
+def test_hooks_that_stop_the_start_say_how_to_start_without_them(whole: World, body: str) -> None:
+    """B9."""
+    source = f"{HEAD}@hookimpl\ndef lmkit_configure(config, plan, info):\n    {body}\n"
+    whole.add("bad-hook", {"extension": {"bad": "bad_hook.hooks"}}, {"bad_hook.hooks": source})
+    with pytest.raises(LmkitError) as caught:
+        resolve(EngineConfig(model=TOY), whole.host())
+    assert caught.value.code == "plugin"
+    assert "LMKIT_PLUGINS_DISABLE=extension:bad" in caught.value.fix

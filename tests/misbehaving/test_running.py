@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from lmkit import LLM, SamplingParams
-from lmkit.api import LmkitError
+from lmkit.api import LmkitError, PluginError
 from lmkit_testing.dists import write_dist
 
 OPTIONS: dict[str, Any] = {"max_length": 256, "kv_memory": "4MiB", "threads": 1}
@@ -76,6 +76,43 @@ def lmkit_proposers():
     yield ProposerSpec(name="bad", summary="It", target="bad_running.hooks:Proposer")
 """
 )
+CONNECTOR = (
+    HEAD
+    + """
+class Connector:
+    fingerprint = "bad"
+    def __init__(self, checkpoint, resolved, kv):
+        {made}
+    def fetch(self, id, keys):
+        {fetch}
+    def computed(self, key, parent, tokens):
+        {computed}
+    def evicted(self, key):
+        {evicted}
+    def save(self, blocks):
+        {save}
+    def forget(self):
+        {forget}
+    def release(self, id):
+        {release}
+    def close(self):
+        {close}
+@hookimpl
+def lmkit_kv_connectors():
+    yield KVConnectorSpec(name="bad", summary="It", target="bad_running.hooks:Connector")
+"""
+)
+TEMPLATE = (
+    HEAD
+    + """
+def template(path, checkpoint):
+    {template}
+@hookimpl
+def lmkit_templates():
+    yield TemplateSpec(name="bad", summary="It", target="bad_running.hooks:template", suffixes=(".old",),
+        interface={interface})
+"""
+)
 TOKENIZER = (
     HEAD
     + """
@@ -141,7 +178,9 @@ def test_a_policy_ends_its_request_and_not_the_engine(install: Any, admit: str, 
     with LLM("demo", scheduler="bad", **OPTIONS) as llm:
         odd, even = [5], [5, 6]
         texts = answers(llm, [even, odd, even, odd])
-    assert all("Policy" in text and text.startswith("plugin") for text in texts[1::2]), texts
+    assert all("scheduler 'bad' (bad-running 0.1.0): " in text and text.startswith("plugin") for text in texts[1::2]), (
+        texts
+    )
     assert texts[0] == texts[2]
     assert not texts[0].startswith("plugin")
 
@@ -182,7 +221,7 @@ def test_a_parser_that_swallows_all_is_named(install: Any, caplog: pytest.LogCap
     install("tool_parser", PARSER, feed="return []", flush="return []", start="return Parser()")
     with LLM("demo", tool_parser="bad", **OPTIONS) as llm:
         assert llm.chat([{"role": "user", "content": "hello"}], SHORT, tools=TOOLS)
-    assert "parser 'bad' made nothing of an output" in caplog.text
+    assert "tool_parser 'bad' (bad-running 0.1.0) made nothing of an output" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -198,7 +237,22 @@ def test_a_logits_processor_ends_who_asked_for_it(install: Any, bodies: dict[str
     bad = SamplingParams(max_tokens=8, temperature=0.0, extra={"bad": {}})
     with LLM("demo", **OPTIONS) as llm:
         text = llm.generate("hello", SHORT)[0].text
-        assert "logits processor bad raised KeyError" in answers(llm, ["hello"], bad)[0]
+        said = answers(llm, ["hello"], bad)[0]
+        assert said.startswith("plugin: ")
+        assert f"logits_processor 'bad' (bad-running 0.1.0): {next(iter(bodies))} raised KeyError" in said
+        assert llm.generate("hello", SHORT)[0].text == text
+
+
+@pytest.mark.parametrize("error", ["RuntimeError('x')", "SystemExit(3)", "KeyboardInterrupt"])
+def test_options_of_a_logits_processor_that_raise_end_who_sent_them(install: Any, error: str) -> None:
+    """TypeError and ValueError say that the client's options are wrong; anything else is the plugin's fault."""
+    options = f"    class options:\n        def __init__(self, **values): raise {error}\n\n"
+    source = PROCESSOR.replace("    stage, keeps_argmax, options =", f"{options}    stage, keeps_argmax, _ =")
+    install("logits_processor", source, add="return True", remove="pass", apply="pass")
+    with LLM("demo", **OPTIONS) as llm:
+        text = llm.generate("hello", SHORT)[0].text
+        with pytest.raises(PluginError, match=r"logits processor 'bad': its options raised"):
+            llm.generate("hello", SamplingParams(max_tokens=8, extra={"bad": {"size": 1}}))
         assert llm.generate("hello", SHORT)[0].text == text
 
 
@@ -215,13 +269,106 @@ def test_a_logits_processor_ends_who_asked_for_it(install: Any, bodies: dict[str
 def test_a_proposer_is_named(install: Any, propose: str) -> None:
     install("proposer", PROPOSER, propose=propose)
     with LLM("demo", proposer="bad", **OPTIONS) as llm:
-        assert "Proposer" in answers(llm, ["hello"])[0]
+        said = answers(llm, ["hello"])[0]
+        assert said.startswith("plugin: ")
+        assert "proposer 'bad' (bad-running 0.1.0): propose" in said
 
 
 @pytest.mark.parametrize("read", ["return 5", pytest.param("raise KeyError('x')", marks=pytest.mark.one_in(2))])
 def test_a_tokenizer_is_named(install: Any, read: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMKIT_PLUGINS_DISABLE", "tokenizer:json")
     install("tokenizer", TOKENIZER, read=read)
-    with pytest.raises(LmkitError, match="tokenizer bad") as caught:
+    with pytest.raises(LmkitError, match=r"tokenizer 'bad' \(bad-running 0.1.0\)") as caught:
         LLM("demo", **OPTIONS)
+    assert caught.value.code == "plugin"
+
+
+QUIET = {
+    "made": "pass", "fetch": "return {}", "computed": "return True", "evicted": "return True", "save": "pass",
+    "forget": "pass", "release": "pass", "close": "pass",
+}  # fmt: skip
+LONG = [[7 + i % 90 for i in range(64)], [9 + i % 70 for i in range(64)]]
+
+
+@pytest.mark.parametrize(
+    ("method", "body"),
+    [
+        *((method, "raise OSError('/secret')") for method in QUIET if method != "made"),
+        ("fetch", "raise SystemExit(3)"),
+        ("fetch", "raise KeyboardInterrupt"),
+        ("fetch", "return 5"),
+        ("fetch", "return {key: b'short' for key in keys}"),
+        ("fetch", "return {key: 'text' for key in keys}"),
+        ("computed", "import sys; sys.exit()"),
+    ],
+)
+def test_a_kv_connector_that_raises_has_found_nothing(
+    install: Any, caplog: pytest.LogCaptureFixture, method: str, body: str
+) -> None:
+    """The engine lives, every request is answered as without a connector, and the log names it once."""
+    with LLM("demo", **OPTIONS) as llm:
+        expected = answers(llm, LONG * 2)
+    install("kv_connector", CONNECTOR, **(QUIET | {method: body}))
+    with LLM("demo", kv_connector="bad", **OPTIONS) as llm:
+        assert answers(llm, LONG * 2) == expected
+        if method == "forget":
+            llm.reset_prefix_cache()
+            assert answers(llm, LONG) == expected[:2]
+    if method != "evicted":  # nothing was
+        said = [r.getMessage() for r in caplog.records if "kv_connector 'bad' (bad-running 0.1.0)" in r.getMessage()]
+        assert len([text for text in said if f": {method} raised" in text]) == 1, said
+
+
+def test_a_kv_connector_that_cannot_be_made_is_named(install: Any) -> None:
+    install("kv_connector", CONNECTOR, **(QUIET | {"made": "raise OSError('no disk')"}))
+    with pytest.raises(LmkitError, match=r"'bad' \(bad-running 0.1.0\) could not be made: OSError") as caught:
+        LLM("demo", kv_connector="bad", **OPTIONS)
+    assert caught.value.code == "plugin"
+
+
+@pytest.mark.parametrize("interface", ["0", "3"])
+def test_a_template_reader_that_is_refused_is_named(install: Any, tmp_path: Path, interface: str) -> None:
+    """B3: the file that it reads is not taken for a template's text instead."""
+    file = tmp_path / "chat.old"
+    file.write_text("user={u}")
+    install("template", TEMPLATE, template="return 'x'", interface=interface)
+    with pytest.raises(LmkitError, match=r"template plugin 'bad' \(bad-running 0.1.0\) reads .old files") as caught:
+        LLM("demo", chat_template=str(file), **OPTIONS)
+    assert caught.value.code == "no-candidate"
+    assert "interface-unsupported" in str(caught.value)
+    assert "LMKIT_PLUGINS_DISABLE=template:bad" in caught.value.fix
+
+
+def test_a_template_reader_that_is_broken_is_not_passed_over(install: Any, tmp_path: Path) -> None:
+    """Nobody knows what it reads: an unusual file is refused, usual ones are read with a warning."""
+    install("template", "raise OSError('no luck')")
+    for name, refused in (("chat.old", True), ("chat.jinja", False)):
+        file = tmp_path / name
+        file.write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+        if refused:
+            with pytest.raises(LmkitError, match=r"template plugin 'bad' \(bad-running 0.1.0\) may read .old files"):
+                LLM("demo", chat_template=str(file), **OPTIONS)
+            continue
+        with LLM("demo", chat_template=str(file), **OPTIONS) as llm:
+            assert any("template plugin 'bad'" in text for text in llm.resolved.warnings)
+
+
+@pytest.mark.parametrize("text", ["", "  \n\t\n"])
+@pytest.mark.parametrize("name", ["chat.jinja", "chat.old"])
+def test_an_empty_template_file_is_an_error(install: Any, tmp_path: Path, name: str, text: str) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    install("template", TEMPLATE, template="return path.read_text()", interface="2")
+    with pytest.raises(LmkitError, match="holds no chat template") as caught:
+        LLM("demo", chat_template=str(file), **OPTIONS)
+    assert caught.value.code == "config"
+
+
+@pytest.mark.parametrize("template", ["raise OSError('/secret')", "raise SystemExit(3)", "return 5"])
+def test_a_template_reader_is_named(install: Any, tmp_path: Path, template: str) -> None:
+    file = tmp_path / "chat.old"
+    file.write_text("user={u}")
+    install("template", TEMPLATE, template=template, interface="2")
+    with pytest.raises(LmkitError, match=r"template 'bad' \(bad-running 0.1.0\)") as caught:
+        LLM("demo", chat_template=str(file), **OPTIONS)
     assert caught.value.code == "plugin"

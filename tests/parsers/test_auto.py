@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lmkit.api import ParserRequest
+from lmkit.api import DeclaredFormat, ParserRequest
 from lmkit.config import from_options
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.parsers import ParserChooser
@@ -15,7 +16,7 @@ from lmkit.plugins.resolve import Resolver
 from lmkit.plugins.select import Outcome, consider
 from lmkit.plugins.switches import Switches
 from lmkit.text.formats import load_format
-from lmkit.text.readback import Readback
+from lmkit.text.readback import TOOL, Readback
 from lmkit_testing.serving import text_plan
 
 TEMPLATES = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "chat_templates"
@@ -96,7 +97,7 @@ def test_the_checkpoints_own_templates_are_read(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "<think>"}, {"name": "tool_use", "template": "[TOOL_CALLS]"}]
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [QWEN3]}))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     resolver = Resolver(from_options({"model": str(tmp_path)}), HOST, tolerant=True)
     resolver.run()
     plan = resolver.plan()
@@ -106,11 +107,12 @@ def test_the_checkpoints_own_templates_are_read(tmp_path: Path) -> None:
     ]
 
 
+PROMPT = "<|im_start|>assistant\n"
 CHATML = (
     "{%- for m in messages %}<|im_start|>{{ m.role }}\n"
     "{%- if m.reasoning_content %}REASONING{% endif %}{{ m.content }}"
     "{%- for c in m.tool_calls or [] %}{% set f = c.function %}CALL{% endfor %}<|im_end|>\n{% endfor %}"
-    "{%- if tools %}{% endif %}{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{%- if tools %}{% endif %}{%- if add_generation_prompt %}" + PROMPT + "{% endif %}"
 )
 JSON = '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}'
 XML = "{% for k, v in f.arguments.items() %}BEGIN{{ v }}END{% endfor %}"
@@ -168,6 +170,15 @@ SHOWN = {  # what the template shows, the model's name or architecture: tool par
         (None, "apriel"),
     ),
     "plain reasoning": (chatml("", "<seed:think>{{ m.reasoning_content }}</seed:think>"), "X", (None, "seed_oss")),
+    "a prompt that opens thinking": (
+        chatml(f"<tool_call>\n{JSON}\n</tool_call>").replace(PROMPT, PROMPT.rstrip() + "<think>\n"),
+        "LlamaForCausalLM", ("hermes", "think")
+    ),
+    "a prompt that opens thinking, and thinking of the history is cut out": (
+        chatml(f"<TOOLCALL>[{JSON}]</TOOLCALL>").replace(PROMPT, PROMPT.rstrip() + "<think>\n")
+        .replace("{{ m.content }}", "{{ (m.content or '').split('</think>')[-1] }}"),
+        "NemotronHForCausalLM", ("nemotron_v2", "nemotron_v3")
+    ),
     "nothing of calls": (chatml(), "Qwen3ForCausalLM", (None, "qwen3")),
 }  # fmt: skip
 
@@ -208,6 +219,34 @@ def test_prompts_that_begin_a_call(tmp_path: Path) -> None:
     assert tool.chosen.name == "functionary_v32"
 
 
+# calls in a fence of lines of their own, descriptions that must be there, and instructions behind the conversation
+COMMAND_R_PLUS = (
+    "{{ bos_token }}{% for tool in tools %}def {{ tool.function.name }}("
+    "{% for name, of in tool.function.parameters.properties|items %}"
+    "{{- name + ': ' + of.type + ', ' + of.description }}"
+    "{% endfor %}): pass{% endfor %}<|END_OF_TURN_TOKEN|>"
+    "{%- for m in messages %}{%- if m.role == 'user' %}"
+    "{{- '<|START_OF_TURN_TOKEN|><|USER_TOKEN|>' + m.content|trim + '<|END_OF_TURN_TOKEN|>' }}"
+    "{%- elif m.tool_calls is defined %}{{- '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}"
+    "{%- if m.content is defined %}{{- m.content|trim }}{%- endif %}{{- '\\nAction:\\n```json\\n[\\n' }}"
+    "{%- for call in m.tool_calls %}{{- '    {\\n        \"tool_name\": \"' + call.function.name + '\",\\n' }}"
+    "{{- '        \"parameters\": ' }}{%- if call.function.arguments|length > 0 %}"
+    "{{- call.function.arguments|tojson(indent=4)|indent(8) }}{{- '\\n' }}{%- else %}{{- '{}\\n' }}{%- endif %}"
+    "{{- '    }' }}{%- if not loop.last %}{{- ',\\n' }}{%- endif %}{%- endfor %}{{- '\\n]```\\n' }}"
+    "{%- else %}{{- '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' + m.content|trim + '<|END_OF_TURN_TOKEN|>' }}"
+    "{%- endif %}{%- endfor %}{{- '<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>Write your actions<|END_OF_TURN_TOKEN|>' }}"
+    "{%- if add_generation_prompt %}{{- '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}{%- endif %}"
+)
+
+
+def test_instructions_behind_the_conversation_are_no_part_of_a_call(tmp_path: Path) -> None:
+    tool, _ = read_back(tmp_path, COMMAND_R_PLUS, "X")
+    assert tool.chosen is not None
+    assert tool.chosen.name == "command_r"
+    back = Readback.of(text_plan(), {"default": COMMAND_R_PLUS}, {"bos_token": "<s>"})
+    assert [case.left_by(load_format(HOST, "tool_parser", "command_r")) for case in back._calls()] == [0, 0]
+
+
 def test_the_choice_is_tried_first_and_code_of_others_is_not_run() -> None:
     class Code:
         name, keep_special = "code", frozenset[str]()
@@ -242,6 +281,51 @@ def test_reading_back_agrees_with_the_markers(name: str, tmp_path: Path) -> None
         pytest.skip("chat templates are not here")
     outcomes = read_back(tmp_path, file.read_text(encoding="utf-8"), "")
     assert tuple(o.chosen.name if o.chosen else None for o in outcomes) == EXPECTED[name]
+
+
+THINKING_PROMPTS = ("<think>\\n", "<seed:think>", "<|think|>", "[THINK]", "Thoughts: ")
+
+
+@pytest.mark.parametrize("opening", THINKING_PROMPTS)
+@pytest.mark.parametrize("name", [name for name, (tool_parser, _) in EXPECTED.items() if tool_parser])
+def test_a_prompt_that_opens_thinking_changes_no_tool_parser(name: str, opening: str, tmp_path: Path) -> None:
+    """Fine-tunes add it to the prompt, and leave the thinking out of the history."""
+    file = TEMPLATES / f"{name}.jinja"
+    if not file.is_file():
+        pytest.skip("chat templates are not here")
+    opens = "{%- if add_generation_prompt %}{{- '" + opening + "' }}{%- endif %}"
+    tool, _ = read_back(tmp_path, file.read_text(encoding="utf-8") + opens, "")
+    assert tool.chosen is not None
+    assert tool.chosen.name == EXPECTED[name][0]
+
+
+CALLS = {True: ("get_weather", {"city": "Paris", "days": 3}), False: ("get_weather", {})}
+
+
+@pytest.mark.parametrize("name", HOST.names("tool_parser"))
+def test_a_prompt_that_goes_on_like_a_call_cuts_no_marker(name: str) -> None:
+    """Wherever the prompt parts from what is written of a call, the parser gets the marker whole."""
+    fmt = load_format(HOST, "tool_parser", name)
+    assert isinstance(fmt, DeclaredFormat)
+    written = {full: fmt.write([call], [TOOL]) for full, call in CALLS.items()}
+    if not fmt.write([CALLS[True]]) or fmt.whole:
+        pytest.skip("no call is written by a format whose prompts end in messages")
+    opener = min((text for text in fmt.openers if written[True].startswith(text)), key=len, default="")
+    for length in range(len(opener)):
+        template = (
+            "{%- for m in messages %}[{{ m.role }}]: {{ m.content }}{% for c in m.tool_calls or [] %}"
+            "{% if c.function.arguments %}" + raw(written[True]) + "{% else %}" + raw(written[False]) + "{% endif %}"
+            "{% endfor %}{% endfor %}{% if tools %}{% endif %}"
+            "{%- if add_generation_prompt %}[assistant]: " + raw(opener[:length]) + "=more{% endif %}"
+        )
+        back = Readback.of(text_plan(), {"default": template}, {})
+        assert back.readers("tool_parser", name, [name], partial(load_format, HOST, "tool_parser")) == (name,), length
+        [case, *_] = back._calls()
+        assert case.left_by(fmt) == 0, length
+
+
+def raw(text: str) -> str:
+    return "{{ " + json.dumps(text, ensure_ascii=False) + " }}"
 
 
 def test_the_longer_name_knows_the_model_better() -> None:

@@ -1,7 +1,7 @@
 """Random and mutated outputs: whatever a model writes, every word of it is shown somewhere, and arguments are JSON.
 
-`parse` raises when events are out of order or the arguments of a call are no JSON object. LMKIT_FUZZ sets the number
-of outputs per format (`nox -s parsers_long`: 100,000).
+`parse` raises when events are out of order, when the arguments of a call are no JSON object, and when those of a call
+that was cut parse. LMKIT_FUZZ sets the number of outputs per format (`nox -s parsers_long`: 100,000).
 """
 
 from __future__ import annotations
@@ -92,9 +92,10 @@ class Outputs:
         return [text[a:b] for a, b in pairwise([0, *cuts, size])]
 
 
-def shown(message: Message) -> str:
-    """All that a client or an operator can see."""
+def shown(message: Message, *, as_text: bool = False) -> str:
+    """All that a client or an operator can see. `as_text`: where calls that were cut are told as text."""
     calls = [part for call in message.calls for part in call]
+    calls += message.written if as_text else [part for call in message.cut for part in call]
     warnings = [part for warning in message.warnings for part in (warning.message, warning.text)]
     return "\n".join([message.content, message.reasoning, *calls, *message.ids, *warnings])
 
@@ -110,8 +111,9 @@ def test_nothing_is_lost_and_arguments_are_json(
         text = outputs.next()
         whole = parse(outputs.fmt, [text], None, TOOLS)
         assert parse(outputs.fmt, outputs.pieces(text), None, TOOLS) == whole, f"split: {text!r}"
-        lost = set(WORD.findall(text)) - set(WORD.findall(shown(whole)))
-        assert not lost, f"{sorted(lost)} of {text!r}\n{whole}"
+        for as_text in (False, True):
+            lost = set(WORD.findall(text)) - set(WORD.findall(shown(whole, as_text=as_text)))
+            assert not lost, f"{sorted(lost)} of {text!r}\n{whole}"
     count("random outputs, whole and in pieces", cases)
 
 

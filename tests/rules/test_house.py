@@ -23,7 +23,7 @@ PLUGIN_SOURCES = [p for p in SOURCES if not {CORE, FRONT_ENDS, KIT} & set(p.pare
 # A layer may import itself and those of a smaller number.
 LAYER = {
     "contracts": 0, "api": 0, "kinds": 0, "hookspecs": 0,
-    "config": 1, "plugins": 1, "builtin": 1, "logs": 1, "files": 1,
+    "config": 1, "plugins": 1, "builtin": 1, "logs": 1, "files": 1, "generation": 1,
     "checkpoint": 2,
     "memory": 3, "scheduling": 3,
     "engine": 4, "text": 4, "prompts": 4,

@@ -111,8 +111,8 @@ async def test_errors_are_typed() -> None:
                 tool_choice={"type": "function", "function": {"name": "g"}},
             )  # fmt: skip
         assert caught.value.param == "tool_choice"
-        with pytest.raises(openai.BadRequestError, match="unknown or unsupported field"):
-            await good.chat.completions.create(model="scripted", messages=HELLO, extra_body={"beam_width": 4})
+        with pytest.raises(openai.BadRequestError, match="Send structured_outputs"):
+            await good.chat.completions.create(model="scripted", messages=HELLO, extra_body={"guided_regex": "a"})
 
 
 async def test_death_in_mid_stream_raises() -> None:

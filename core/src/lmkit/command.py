@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 
 
 def main() -> None:
     """Runs the command line. Without lmkit-cli it says how to install it and exits with status 3."""
+    if sys.stderr is not None:
+        faulthandler.enable()  # a plugin that crashes in native code is seen in the stack that this prints
     try:
         from lmkit_cli import main as run
     except ModuleNotFoundError as error:

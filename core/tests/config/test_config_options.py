@@ -20,6 +20,50 @@ def test_variables_of_a_kubernetes_service_are_not_ours() -> None:
     assert read_environment(environ) == Environment()
 
 
+def service(name: str, address: str = "10.0.0.1", port: int = 8000) -> dict[str, str]:
+    """What Kubernetes sets beside a Service (documentation of Services, "Environment variables")."""
+    upper = name.upper().replace("-", "_")
+    bracketed = f"[{address}]" if ":" in address else address
+    url = f"tcp://{bracketed}:{port}"
+    return {
+        f"{upper}_SERVICE_HOST": address, f"{upper}_SERVICE_PORT": str(port), f"{upper}_SERVICE_PORT_HTTP": str(port),
+        f"{upper}_PORT": url, f"{upper}_PORT_{port}_TCP": url, f"{upper}_PORT_{port}_TCP_PROTO": "tcp",
+        f"{upper}_PORT_{port}_TCP_PORT": str(port), f"{upper}_PORT_{port}_TCP_ADDR": address,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["lmkit", "lmkit-embed", "lmkit-2", "lmkit-decode-a", "lmkit-sched", "lmkit-model"])
+@pytest.mark.parametrize("address", ["10.0.0.1", "fd00::1"])
+def test_services_of_neighbours_are_not_ours(name: str, address: str) -> None:
+    assert read_environment(service(name, address)) == Environment()
+    assert read_environment(service(name) | {"LMKIT_LOG_LEVEL": "debug"}).values == {"log_level": "debug"}
+
+
+def test_links_of_containers_are_not_ours() -> None:
+    """Legacy links of Docker: the other's name, its ports, and its own variables."""
+    links = {
+        "LMKIT_2_NAME": "/web/lmkit_2", "LMKIT_2_PORT": "tcp://172.17.0.5:8000",
+        "LMKIT_2_PORT_8000_TCP": "tcp://172.17.0.5:8000", "LMKIT_2_PORT_8000_TCP_ADDR": "172.17.0.5",
+        "LMKIT_2_PORT_8000_TCP_PORT": "8000", "LMKIT_2_PORT_8000_TCP_PROTO": "tcp",
+        "LMKIT_2_ENV_LANG": "C.UTF-8", "LMKIT_ENV_PATH": "/bin", "LMKIT_NAME": "/web/lmkit",
+        "LMKIT_2_PORT_8000_TCP_PORT_START": "8000", "LMKIT_2_PORT_8000_TCP_START": "tcp://172.17.0.5:8000",
+    }  # fmt: skip
+    assert read_environment(links) == Environment()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("LMKIT_SERVER_PORT", "8000"), ("LMKIT_PORT", "8000"), ("LMKIT_SERVED_MODEL_NAME", "mine"),
+        ("LMKIT_MODELNAME", "mine"), ("LMKIT_SERVICE_HOST", "example.com"), ("LMKIT_KV_CACHE", "int8"),
+        ("LMKIT_SERVED_NAME", "/models/a b"), ("LMKIT_SERVICE_PORT", "http"), ("LMKIT_LOGLEVEL", "debug"),
+    ],
+)  # fmt: skip
+def test_misspelt_variables_of_ours_are_reported(name: str, value: str) -> None:
+    with pytest.raises(UnknownKey, match=name):
+        read_environment({name: value})
+
+
 def test_bad_variable_names_itself() -> None:
     with pytest.raises(ConfigError, match="LMKIT_CACHE__BLOCK_SIZE"):
         read_environment({"LMKIT_CACHE__BLOCK_SIZE": "many"})

@@ -94,9 +94,17 @@ def test_a_broken_plugin_is_a_state(world: World, source: str, message: str) -> 
         host.load("scheduler", "bad")
 
 
-def test_keyboard_interrupt_passes(world: World) -> None:
-    scheduler(world, "bad", source="raise KeyboardInterrupt")
+def test_ctrl_c_passes(world: World) -> None:
+    """Pressed while a plugin is imported, and not raised by its code: that is a fault of the plugin."""
+    source = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)"
+    scheduler(world, "slow", source=source)
     with pytest.raises(KeyboardInterrupt):
+        world.host().load("scheduler", "slow")
+
+
+def test_a_keyboard_interrupt_of_a_plugin_is_its_fault(world: World) -> None:
+    scheduler(world, "bad", source="raise KeyboardInterrupt")
+    with pytest.raises(PluginError, match="KeyboardInterrupt"):
         world.host().load("scheduler", "bad")
 
 

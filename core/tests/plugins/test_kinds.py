@@ -9,11 +9,14 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import lmkit
 import pytest
+from lmkit.api import ConfigError
 from lmkit.config.schema import leaves
-from lmkit.kinds import BY_NAME, GROUPS, KINDS, Kind, in_order
+from lmkit.kinds import BY_NAME, GROUPS, KINDS, Kind, in_order, kv_connector
 from lmkit.plugins.resolve import NEEDS, STEPS
 from lmkit_testing.run import kit_of
 from lmkit_testing.world import World
@@ -101,7 +104,9 @@ def test_every_kind_has_a_consumer(kind: Kind) -> None:
     assert spec.origin is not None
     text = Path(spec.origin).read_text()
     assert f'"{kind.name}"' in text
-    assert any(f"{call}(" in text for call in ("load_target", "load_ref", "make"))  # which is `lmkit_worker.chosen`'s
+    assert any(
+        f"{call}(" in text for call in ("load_target", "load_ref", "make", "make_target")
+    )  # which is `lmkit_worker.chosen`'s
 
 
 def test_names_are_unique() -> None:
@@ -182,3 +187,10 @@ def test_every_kind_is_called_and_proven() -> None:
         assert f"def {function}(" in (root / file).read_text()
         assert kit in (root / "tests/kit/src/lmkit_testing/__init__.py").read_text()
         assert (root / test).is_file()
+
+
+def test_several_kv_connectors_are_refused() -> None:
+    """Only one can run: taking the first would drop what the others were named for."""
+    known: Any = SimpleNamespace(config=SimpleNamespace(wants=lambda kind: "offload,shared"))
+    with pytest.raises(ConfigError, match=r"one KV connector runs at a time, 'offload,shared' names several"):
+        kv_connector.ask(known)

@@ -143,6 +143,13 @@ def test_the_map_of_special_tokens_counts_and_texts_too(files: Path) -> None:
     assert set(found(files, {})) == {5, 6}
 
 
+def test_the_map_and_added_tokens_of_old_files_come_first(files: Path) -> None:
+    (files / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
+    (files / "special_tokens_map.json").write_text('{"eos_token": {"content": "<nine>"}}')
+    (files / "added_tokens.json").write_text('{"<nine>": 9}')
+    assert found(files, {})[9] == ("<nine>", "tokenizer")
+
+
 @pytest.mark.parametrize("vocabulary", [{"a": 0, "b": 1, "<stop>": 2}, [["a", 0], ["b", -1.5], ["<stop>", -2.5]]])
 def test_an_end_that_is_a_piece_of_the_vocabulary(files: Path, vocabulary: object) -> None:
     (files / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))

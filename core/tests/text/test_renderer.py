@@ -54,3 +54,26 @@ def test_what_a_writer_does_not_take_is_the_requests_fault() -> None:
         WriterRenderer(Broken()).render(HELLO)
     with pytest.raises(InvalidParam, match="chat_template_kwargs"):
         WriterRenderer(Joining()).render(HELLO, kwargs={"other": 1})
+
+
+class Strict(Joining):
+    """A ChatWriter that takes no critics, and no answer at the end."""
+
+    def write(self, messages: Sequence[Mapping[str, Any]], *rest: Any, **options: Any) -> str:
+        for message in messages:
+            if message["role"] == "critic":
+                raise ValueError("no critics")
+        if messages[-1]["role"] == "assistant":
+            raise ValueError("ends with an answer")
+        return super().write(messages, *rest, **options)
+
+
+@pytest.mark.parametrize("before", range(6))
+@pytest.mark.parametrize("after", range(6))
+def test_the_message_that_a_writer_refuses_is_named(before: int, after: int) -> None:
+    said = [{"role": role, "content": "x"} for role in ("user", "assistant") * 3]
+    messages = [*said[:before], {"role": "critic", "content": "x"}, *said[:after]]
+    with pytest.raises(TemplateFailed, match="no critics") as failed:
+        WriterRenderer(Strict()).render(messages)
+    assert failed.value.field == f"messages.{before}"
+    assert failed.value.message.startswith(f"messages.{before}: ")

@@ -58,6 +58,21 @@ def test_the_match_that_ends_first_wins_then_the_longest() -> None:
     assert run(["c", "bc"], ["abc"]) == ("a", "bc")
 
 
+@given(st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4), ALPHABET, st.data())
+def test_what_ends_in_the_exempt_part_does_not_count(strings: list[str], text: str, data: st.DataObject) -> None:
+    border = data.draw(st.integers(0, len(text)))
+    ends = [at + len(s) for s in strings for at in range(len(text)) if text.startswith(s, at) and at + len(s) > border]
+    for pieces in ([text], list(text)):
+        stops, out, found, fed = Stops(strings), "", None, 0
+        for piece in pieces:
+            shown, found = stops.feed(piece, max(0, min(len(piece), border - fed)))
+            out, fed = out + shown, fed + len(piece)
+            if found is not None:
+                break
+        assert (found is None) == (not ends)
+        assert out + (found or stops.flush()) == (text[: min(ends)] if ends else text)
+
+
 def test_include() -> None:
     assert run(["END"], ["x E", "ND y"], include=True) == ("x END", "END")
 

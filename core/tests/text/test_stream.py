@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,10 @@ from lmkit.api import (
     TokenEvent,
     TokenLogprob,
     ToolArgs,
+    ToolCut,
     ToolDef,
+    ToolEnd,
+    ToolStart,
 )
 from lmkit.text.side import TextSide
 from lmkit.text.stream import Finish, Logprobs, OutputEvent
@@ -95,13 +100,19 @@ def test_stop_strings_wait_for_min_tokens(side: TextSide) -> None:
 
 
 @pytest.mark.parametrize("include", [True, False])
-def test_stop_token(side: TextSide, include: bool) -> None:
+@pytest.mark.parametrize("asked", [True, False])
+def test_stop_token(side: TextSide, include: bool, asked: bool) -> None:
+    """The model's own end is no stop of the client's."""
     end = side.tokenizer.id_of("<|end|>")
-    stream = side.output_stream(SamplingParams(logprobs=0), parse=False, include_stop=include, skip_special=False)
+    stop_ids = (end or 0,) if asked else ()
+    stream = side.output_stream(
+        SamplingParams(logprobs=0, stop_token_ids=stop_ids), parse=False, include_stop=include, skip_special=False
+    )
     logprobs = [TokenLogprob(t, -1.0, 1, []) for t in (*side.tokenizer.encode("ab"), end or 0)]
     events = stream.feed(TokenEvent("r", [*side.tokenizer.encode("ab"), end or 0], "stop", end, logprobs))
     assert text_of(events) == ("ab<|end|>" if include else "ab")
-    assert events[-1].stop == end  # type: ignore[union-attr]
+    assert events[-1].stop == (end if asked else None)  # type: ignore[union-attr]
+    assert events[-1].end_token == end  # type: ignore[union-attr]
     assert stream.usage.completion_tokens == 3
     assert sum(len(e.entries) for e in events if isinstance(e, Logprobs)) == (3 if include else 2)
 
@@ -120,6 +131,104 @@ def test_logprobs_line_up(side: TextSide, answer: str, sizes: list[int]) -> None
     for entry, at in entries:
         assert len(done.decode(errors="ignore")) == at
         done += side.tokenizer.piece(entry.token)
+
+
+THOUGHT = "<think>… Question: …</think>The answer: forty-two. Question: next?"
+CALL_THEN_TEXT = '<tool_call>{"name": "f", "arguments": {"a": "x STOP y"}}</tool_call>Done STOP now'
+
+
+@pytest.mark.parametrize("sizes", [[1], [5], [999]])
+def test_stop_strings_are_about_the_visible_answer(side: TextSide, sizes: list[int]) -> None:
+    events, _ = feed(side, THOUGHT, sizes, stop=("Question:",))
+    assert (text_of(events, Reasoning), text_of(events)) == ("… Question: …", "The answer: forty-two. ")
+    assert (events[-1].reason, events[-1].stop) == ("stop", "Question:")  # type: ignore[union-attr]
+    events, _ = feed(side, CALL_THEN_TEXT, sizes, stop=("STOP",))
+    assert "".join(e.json_fragment for e in events if isinstance(e, ToolArgs)) == '{"a": "x STOP y"}'
+    assert text_of(events) == "Done "
+    events, _ = feed(side, CALL_THEN_TEXT, sizes, stop=("<tool_call>", "arguments"))
+    assert text_of(events) == "Done STOP now"
+    assert events[-1].stop is None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("sizes", [[1], [5], [999]])
+def test_stop_strings_are_looked_for_in_the_raw_output_on_demand(side: TextSide, sizes: list[int]) -> None:
+    events, _ = feed(side, THOUGHT, sizes, stop=("Question:",), stop_in="output")
+    assert (text_of(events, Reasoning), text_of(events)) == ("… ", "")
+    events, _ = feed(side, CALL_THEN_TEXT, sizes, stop=("STOP",), stop_in="output")
+    assert "".join(e.json_fragment for e in events if isinstance(e, ToolArgs)) == '{"a": "x '
+    assert isinstance(next(e for e in events if isinstance(e, (ToolCut, ToolEnd))), ToolCut)
+    finish = events[-1]
+    assert isinstance(finish, Finish)
+    assert (finish.reason, finish.stop, finish.cut_call) == ("stop", "STOP", True)
+    events, _ = feed(side, CALL_THEN_TEXT, sizes, stop=("<tool_call>",), stop_in="output")
+    assert events == [events[-1]]
+
+
+def test_logprobs_without_parsers_line_up_with_a_stop_string_held_back(side: TextSide) -> None:
+    ids = side.tokenizer.encode("aST bSTOP")
+    stream = side.output_stream(SamplingParams(logprobs=0, stop=("STOP",)), parse=False)
+    entries = [TokenLogprob(t, -0.5, 1, []) for t in ids]
+    events = [
+        e for t, entry in zip(ids, entries, strict=True) for e in stream.feed(TokenEvent("r", [t], None, None, [entry]))
+    ]
+    offsets = [at for e in events if isinstance(e, Logprobs) for at in e.offsets]
+    assert (text_of(events), offsets) == ("aST b", [0, 1, 2, 3, 4])
+
+
+def test_a_stop_string_does_not_go_across_a_call(side: TextSide) -> None:
+    events, _ = feed(side, 'ST<tool_call>{"name": "f"}</tool_call>OP', stop=("STOP",))
+    assert text_of(events) == "STOP"
+
+
+@pytest.mark.parametrize("parse", [True, False])
+@pytest.mark.parametrize(("min_tokens", "shown", "stop"), [
+    (4, "alpha beta ", "gamma delta"),  # begins before the border, and is complete behind it
+    (5, "alpha beta ", "gamma delta"),
+    (6, "alpha beta gamma delta gamma ", None),
+])  # fmt: skip
+def test_a_stop_string_across_the_border_of_min_tokens(
+    side: TextSide, parse: bool, min_tokens: int, shown: str, stop: str | None
+) -> None:
+    pieces = ["alpha", " beta", " gam", "ma d", "elta", " gamma "]
+    params = SamplingParams(stop=("gamma delta",), min_tokens=min_tokens)
+    stream = side.output_stream(params, "", [ToolDef("f")] if parse else [], parse=parse)
+    texts = iter(pieces)
+    stream.detokenizer = Scripted(texts)  # type: ignore[assignment]
+    events = [e for i in range(len(pieces)) for e in stream.feed(TokenEvent("r", [1], "length" if i == 5 else None))]
+    assert text_of(events) == shown
+    assert events[-1].stop == stop  # type: ignore[union-attr]
+
+
+class Scripted:
+    """A detokenizer with a given piece of text for each token."""
+
+    def __init__(self, pieces: Iterator[str]) -> None:
+        self._pieces = pieces
+
+    def feed(self, token: int) -> str:
+        return next(self._pieces)
+
+    def flush(self) -> str:
+        return ""
+
+
+def test_a_call_that_is_cut_says_so(side: TextSide) -> None:
+    """At every place, with the calls as they come and with whole ones alone."""
+    for at in range(len(CALL_THEN_TEXT)):
+        written = CALL_THEN_TEXT[:at]
+        events, _ = feed(side, written + " ", finish="length")
+        ended = any(isinstance(e, ToolEnd) for e in events)
+        finish = events[-1]
+        assert isinstance(finish, Finish)
+        begun = len(written) > len("<tool_call>")
+        assert finish.cut_call == (begun and not ended), written
+        ids = side.tokenizer.encode(written, add_special=False)
+        stream = side.output_stream(SamplingParams(), "", [ToolDef("f")], whole_calls=True)
+        held = [e for t in ids for e in stream.feed(TokenEvent("r", [t]))] + stream.feed(TokenEvent("r", [], "length"))
+        assert any(isinstance(e, ToolStart) for e in held) == ended, written
+        assert not any(isinstance(e, ToolCut) for e in held)
+        if finish.cut_call:
+            assert text_of(held) == written
 
 
 def test_usage(side: TextSide) -> None:

@@ -12,6 +12,7 @@ from lmkit.contracts.describe import describe_model
 from lmkit.contracts.device import DeviceInfo, Unavailable
 from lmkit.contracts.dtypes import canonical, itemsize, kv_scale_bytes
 from lmkit.contracts.errors import (
+    CannotSplit,
     CapacityError,
     CheckpointError,
     ConfigError,
@@ -35,6 +36,7 @@ from lmkit.contracts.errors import (
     WeightMismatch,
     error_of,
     info_of,
+    is_interrupt,
     nearest,
 )
 from lmkit.contracts.execution import (
@@ -67,6 +69,7 @@ from lmkit.contracts.execution import (
     WorkAhead,
     WorkerFacts,
 )
+from lmkit.contracts.guard import blame, blaming, guard, make_target
 from lmkit.contracts.model import (
     AttnNeed,
     DenseInfo,
@@ -77,6 +80,7 @@ from lmkit.contracts.model import (
     NormKind,
     ParamSpec,
     PoolerInfo,
+    Reduction,
     StateTensor,
     WeightRule,
 )
@@ -98,10 +102,11 @@ from lmkit.contracts.params import (
     Thinking,
 )
 from lmkit.contracts.pooling import class_pooler, decoder_name, head_linears
-from lmkit.contracts.refs import load_target
+from lmkit.contracts.refs import load_target, owner_of
 from lmkit.contracts.refusal import Refusal, Refused
 from lmkit.contracts.resolved import Choice, Derived, Draft, ResolvedPlan
 from lmkit.contracts.scheduling import Admitted, CompiledGrammar, Gate, Matcher, SchedLimits, Vocabulary
+from lmkit.contracts.schemas import checked_schema, schema_keywords
 from lmkit.contracts.specs import (
     ANY,
     BenchmarkCase,
@@ -129,6 +134,7 @@ from lmkit.contracts.text import (
     Text,
     ToolArgs,
     ToolChoice,
+    ToolCut,
     ToolDef,
     ToolEnd,
     ToolStart,
@@ -161,7 +167,7 @@ from lmkit.kinds.attention import (
 from lmkit.kinds.dialect import DialectSpec
 from lmkit.kinds.executor import Executor, ExecutorRequest, ExecutorSpec
 from lmkit.kinds.grammar import GrammarBackend, GrammarBackendSpec
-from lmkit.kinds.kv_connector import KVConnector, KVConnectorSpec, KVKey
+from lmkit.kinds.kv_connector import CachedBlock, KVConnector, KVConnectorSpec, KVKey
 from lmkit.kinds.loader import Loader, LoaderRequest, LoaderSpec, TensorEntry
 from lmkit.kinds.logits_processor import LogitsProcessor, LogitsProcessorSpec, SampleContext
 from lmkit.kinds.model import ModelRequest, ModelSpec

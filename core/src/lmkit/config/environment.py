@@ -12,8 +12,25 @@ from lmkit.api import ConfigError, UnknownKey
 from lmkit.config.schema import leaves
 from lmkit.kinds import GROUPS
 
-# Kubernetes sets these in every pod beside a service named "lmkit"; they are not meant for us.
-FOREIGN = re.compile(r"^LMKIT_(SERVICE_(HOST|PORT)|PORT$|PORT_\d+_(TCP|UDP))")
+# Kubernetes sets these in every pod beside a service whose name begins with "lmkit", and Docker in a container that is
+# linked to such a one: addresses, names, and the other's own variables behind ENV. They are not meant for us.
+# Each pattern of a name goes with what such a variable holds, so that a misspelt one of ours is not taken for it.
+_URL, _NUMBER, _ADDRESS = r"[a-z]+://\S+", r"\d{1,5}", r"[0-9a-fA-F.:\[\]]+|None"
+FOREIGN = [
+    (re.compile(rf"^LMKIT_(\w+_)?{name}$"), re.compile(value, re.IGNORECASE))
+    for name, value in (
+        ("SERVICE_HOST", _ADDRESS),
+        (r"SERVICE_PORT(_\w+)?", _NUMBER),
+        ("PORT", _URL),
+        (r"PORT_\d+_(TCP|UDP|SCTP)", _URL),
+        (r"PORT_\d+_(TCP|UDP|SCTP)_PROTO", "tcp|udp|sctp"),
+        (r"PORT_\d+_(TCP|UDP|SCTP)_ADDR", _ADDRESS),
+        (r"PORT_\d+_(TCP|UDP|SCTP)_PORT", _NUMBER),
+        (r"PORT(_\d+_(TCP|UDP|SCTP))?(_PORT)?_(START|END)", rf"{_URL}|{_NUMBER}"),
+        ("NAME", r"/\S+/\S+"),
+        (r"ENV_\w+", ".*"),
+    )
+]
 
 # Switches that are not engine configuration.
 SWITCHES = {
@@ -50,7 +67,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     switches: dict[str, str] = {}
     values: dict[str, object] = {}
     names: dict[str, str] = {}
-    for name in sorted(n for n in environ if n.startswith("LMKIT_") and not FOREIGN.match(n)):
+    for name in sorted(n for n in environ if n.startswith("LMKIT_")):
         text = environ[name]
         if name in SWITCHES:
             switches[name] = text
@@ -60,9 +77,14 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         elif (parts := name.removeprefix("LMKIT_").lower().split("__"))[0] in GROUPS and len(parts) == 3:
             key = "plugins." + ".".join(parts)  # LMKIT_ATTENTION__FLASHINFER__WORKSPACE_MB
             values[key], names[key] = parse_scalar(text), name
-        else:
+        elif not _is_foreign(name, text):
             raise UnknownKey(name, [*by_env, *SWITCHES], "the environment")
     return Environment(switches, values, names)
+
+
+def _is_foreign(name: str, text: str) -> bool:
+    """Whether a neighbour's service or container made this variable, which no key of ours is called."""
+    return any(form.match(name) and value.fullmatch(text.strip()) for form, value in FOREIGN)
 
 
 def debug() -> bool:

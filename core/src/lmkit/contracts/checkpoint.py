@@ -41,5 +41,6 @@ class Checkpoint:
 
     @property
     def architecture(self) -> str:
+        """The first of `architectures`; "" where the configuration names none."""
         names = self.config.get("architectures")
-        return str(names[0]) if isinstance(names, list) and names else ""
+        return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from lmkit.contracts.errors import PluginError
+from lmkit.contracts.guard import guard, make_target
 from lmkit.contracts.model import ModelInfo, PoolerInfo
 from lmkit.contracts.params import PoolingTask
 from lmkit.contracts.pooling import decoder_name, with_head
-from lmkit.contracts.refs import load_target
+from lmkit.contracts.refs import owner_of
 
 if TYPE_CHECKING:
     from lmkit.contracts.checkpoint import Checkpoint
@@ -42,7 +43,9 @@ def describe_model(resolved: ResolvedPlan, checkpoint: Checkpoint) -> ModelInfo:
     choice = resolved.choice("model")
     if choice is None:
         raise PluginError("the resolved plan chooses no model")
-    info = described(load_target(choice)(**choice.options), checkpoint.config, resolved.value("head"))
+    architecture = make_target(choice)
+    with guard(owner_of(choice), "describe"):
+        info = described(architecture, checkpoint.config, resolved.value("head"))
     if resolved.draft is not None:
         info = joined(info, describe_model(resolved.draft.plan, resolved.draft.checkpoint))
     dtype = resolved.value("dtype", info.dtype)

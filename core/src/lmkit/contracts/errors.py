@@ -5,14 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import opcode
+import signal
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, ClassVar
+from threading import current_thread, main_thread
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 if TYPE_CHECKING:
     from lmkit.contracts.refusal import Refused
+
+
+_RAISE = opcode.opmap["RAISE_VARARGS"]
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
@@ -24,6 +30,9 @@ class ErrorInfo(msgspec.Struct, frozen=True):
     field: str | None = None
     status: int = 500
     retryable: bool = False
+    # of a request that is too large, for dialects whose clients read them
+    value: int | None = None
+    limit: int | None = None
 
 
 class LmkitError(Exception):
@@ -57,6 +66,23 @@ def said_by(error: BaseException) -> str:
         return type(error).__name__
 
 
+def is_interrupt(error: BaseException) -> bool:
+    """Whether somebody pressed Ctrl-C: a KeyboardInterrupt that a `raise` of plain code brought up is no such thing."""
+    if not isinstance(error, KeyboardInterrupt) or current_thread() is not main_thread():
+        return False  # signals come to the main thread only
+    handler: Any = signal.getsignal(signal.SIGINT)
+    if handler is signal.SIG_IGN:
+        return False
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return True
+    code = trace.tb_frame.f_code
+    handler = getattr(handler, "func", handler)  # of a partial, as asyncio sets it
+    return code.co_code[trace.tb_lasti] != _RAISE or code is getattr(handler, "__code__", None)
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name most like `name`, or None."""
     found = get_close_matches(name, list(known), n=1, cutoff=0.5)
@@ -69,6 +95,15 @@ class ConfigError(LmkitError):
     code = "config"
     exit_code = 2
     status = 400
+
+
+class CannotSplit(ConfigError):
+    """A layer's weights cannot be divided over as many ranks as --tp or --ep asks for."""
+
+    code = "cannot-split"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, fix="use a smaller --tp or --ep, or --pp, whose ranks have whole layers")
 
 
 class UnknownKey(ConfigError):
@@ -183,6 +218,9 @@ class RequestTooLarge(RequestError):
         self.field, self.value, self.limit = field, value, limit
         super().__init__(message or f"{field} is {value}, the limit is {limit}", fix=fix)
 
+    def info(self) -> ErrorInfo:
+        return msgspec.structs.replace(super().info(), value=self.value, limit=self.limit)
+
 
 class UnsupportedTask(RequestError):
     """`task` was asked of a model that does `offered`."""
@@ -196,9 +234,28 @@ class UnsupportedTask(RequestError):
 
 
 class TemplateFailed(RequestError):
-    """The chat template refused the messages, or could not render them."""
+    """The chat template refused the messages, or could not render them.
+
+    `index` and `key` say what the template read last: which message, and which field of it ("tool_calls.0.id").
+    """
 
     code = "chat-template"
+
+    def __init__(self, message: str, *, fix: str = "", index: int | None = None, key: str = "") -> None:
+        self.cause, self.index, self.key = message, index, key
+        if index is not None:
+            self.field = f"messages.{index}.{key}" if key else f"messages.{index}"
+        super().__init__(f"{self.field}: {message}" if self.field else message, fix=fix)
+
+    def renamed(self, places: Sequence[str]) -> TemplateFailed:
+        """This error with the names that a client without `messages` uses: `places` has one for each message."""
+        if self.index is None or self.index >= len(places):
+            return self
+        renamed = TemplateFailed(self.cause, fix=self.fix)
+        renamed.field = places[self.index]
+        renamed.message = f"{renamed.field}: {self.cause}"
+        renamed.args = (renamed.message,)
+        return renamed
 
 
 class GrammarError(RequestError):

@@ -144,6 +144,11 @@ class DenseInfo:
     activation: Literal["none", "tanh", "relu", "gelu", "silu"] = "none"
 
 
+# The first hidden state, the last one, their mean, the mean weighted by position, their sum over the root of their
+# number, the largest values.
+Reduction = Literal["cls", "last", "mean", "weighted_mean", "mean_sqrt", "max"]
+
+
 @dataclass(frozen=True, slots=True)
 class PoolerInfo:
     """How a pooling model turns hidden states into vectors: reduce, Model.logits as the head, dense modules, scale.
@@ -158,11 +163,18 @@ class PoolerInfo:
     activation: Literal["none", "softmax", "sigmoid"] = "none"  # of classification scores
     labels: tuple[str, ...] = ()  # of classes
     dense: tuple[DenseInfo, ...] = ()
+    joined: tuple[Reduction, ...] = ()  # in place of `reduce`: ways of which each makes a part of the vector
+    prompt: str = ""  # what stands before each text of which a vector is asked
+
+    @property
+    def reductions(self) -> tuple[Reduction, ...]:
+        """How hidden states become one, for each part of the vector."""
+        return self.joined or (self.reduce,)
 
     @property
     def tasks(self) -> tuple[PoolingTask, ...]:
-        """What can be asked for: an embedding model also embeds each token."""
-        return ("embed", "token_embed") if self.task == "embed" else (self.task,)
+        """The tasks that can be asked for. An embedding model also embeds tokens, each by its hidden state."""
+        return ("embed", "token_embed") if self.task == "embed" and len(self.joined) < 2 else (self.task,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +185,7 @@ class ModelInfo:
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerInfo, ...]
-    max_length: int  # positions the model was made for
+    max_length: int  # positions that are served: those the model was made for, unless `length_note` says why not
     dtype: str  # of the checkpoint: "bfloat16", ...
     num_parameters: int
     eos_token_ids: tuple[int, ...] = ()
@@ -182,9 +194,11 @@ class ModelInfo:
     intermediate_size: int = 0  # widest activation, for the memory estimate
     linears: tuple[LinearSpec, ...] = ()  # every quantizable linear, in order
     adapter_targets: tuple[str, ...] = ()
+    turned_experts: bool = False  # PEFT takes the outputs of stacked experts for inputs: A has them, B the inputs
     embedding: str = ""  # checkpoint module of the token embedding, module "embed" of the model; "": adapters keep off
     pooler: PoolerInfo | None = None  # None: it generates
     config: Mapping[str, object] = field(default_factory=dict)  # architecture's own validated values, for build()
+    length_note: str = ""  # why `max_length` is less than the positions the model was made for; "": it is not
 
     @property
     def causal(self) -> bool:

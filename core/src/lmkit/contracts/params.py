@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
-from lmkit.contracts.errors import InvalidParam
+from lmkit.contracts.errors import InvalidParam, nearest
 
 MAX_STOP = 16  # stop strings per request
 MAX_STOP_IDS = 128
 MAX_LOGPROBS = 20  # as in the OpenAI API
 MIN_REPETITION = 1e-6  # logits are divided by it: they stay finite in float32
 MAX_BIAS = 1024
+MAX_ANSWERS = 1 << 16  # to a prompt, of the Python API
+MAX_WORDS = 128  # bad words of a request
+MAX_ALLOWED = 1 << 17
 MAX_TOKENS = 1 << 24
 MAX_GRAMMAR = 1 << 19  # characters
 MAX_DIMENSIONS = 1 << 20
@@ -21,6 +24,24 @@ MAX_DIMENSIONS = 1 << 20
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "lark", "structural_tag"]
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
 POOLING_TASKS: tuple[PoolingTask, ...] = ("embed", "classify", "token_embed", "token_classify")
+
+
+_SPELLED = {  # parameters of other APIs -> what they are here
+    "best_of": "LLM.beam_search(prompts, BeamSearchParams(...)), or n",
+    "early_stopping": "LLM.beam_search(prompts, BeamSearchParams(early_stopping=...))",
+    "extra_args": "extra={NAME: {...}}, of logits processors",
+    "guided_decoding": "grammar=Grammar(KIND, SOURCE), for example Grammar('json_schema', SCHEMA)",
+    "length_penalty": "LLM.beam_search(prompts, BeamSearchParams(length_penalty=...))",
+    "logits_processors": "extra={NAME: {...}}, of logits processors that are plugins",
+    "max_completion_tokens": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "stop_strings": "stop",
+    "structured_outputs": "grammar=Grammar(KIND, SOURCE), for example Grammar('json_schema', SCHEMA)",
+    "top_logprobs": "logprobs",
+    "use_beam_search": "LLM.beam_search(prompts, BeamSearchParams(...))",
+    "vllm_xargs": "extra={NAME: {...}}, of logits processors",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +102,15 @@ class Thinking:
 class SamplingParams:
     """How to turn logits into tokens. Raises InvalidParam(field, value, limit) on construction.
 
-    `max_tokens=None` means as many as fit: the front end replaces it before the request enters the engine.
-    `stop` is read by the front end only; the engine sees token ids.
+    `max_tokens` is a ceiling: the front end cuts it to what the prompt leaves of the context; None is all of that.
+    `stop` and `stop_in` are read by the front end only; the engine sees token ids.
     """
 
     max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0 = off
+    top_p: float = 1.0  # 0 = the likeliest token, and becomes top_k = 1
+    top_k: int = 0  # 0 or -1 = off
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -97,6 +118,9 @@ class SamplingParams:
     seed: int | None = None  # noise is a function of (seed, position): there is no generator state
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
+    stop_in: Literal["content", "output"] = (
+        "content"  # what `stop` is about: the visible answer, or all that is written
+    )
     ignore_eos: bool = False
     logprobs: int | None = None  # number of alternatives beside the sampled token; None = off
     prompt_logprobs: int | None = None
@@ -104,12 +128,33 @@ class SamplingParams:
     grammar: Grammar | None = None
     thinking: Thinking | None = None  # where the grammar begins to hold, and how long thinking may last
     extra: Mapping[str, object] = field(default_factory=dict)  # claimed by logits-processor plugins
+    # of the Python API, read by the front end only: the other front ends have fields of their own for them
+    n: int = 1  # answers to each prompt
+    bad_words: tuple[str, ...] = ()  # texts that are not generated
+    allowed_token_ids: tuple[int, ...] = ()  # no others are generated; () = all are allowed
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True  # shown special tokens are joined as they are, whatever this says
+    include_stop_str_in_output: bool = False
+    truncate_prompt_tokens: int | None = None  # so many at the end of the prompt are read; -1 = as many as fit
+    priority: int = 0  # smaller is sooner
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        for name in options:
+            if name not in cls.__dataclass_fields__:
+                known = _SPELLED.get(name)
+                like = nearest(name, cls.__dataclass_fields__)
+                fix = f"write {known}" if known else f"did you mean {like!r}?" if like else ""
+                raise InvalidParam(name, options[name], "a name that SamplingParams has", fix=fix)
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         _set = object.__setattr__
-        for name in ("stop", "stop_token_ids"):
+        for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids"):
             value = getattr(self, name)
             _set(self, name, (value,) if isinstance(value, (str, int)) else _tuple(name, value))
+        if self.top_k == -1 and not isinstance(self.top_k, bool):  # as vLLM writes it
+            _set(self, "top_k", 0)
+        self._check_front_end()
         _set(self, "logit_bias", _pairs(self.logit_bias))
         if not isinstance(self.ignore_eos, bool):
             raise InvalidParam("ignore_eos", self.ignore_eos, "True or False")
@@ -120,8 +165,13 @@ class SamplingParams:
             _integer("max_tokens", self.max_tokens, 1, MAX_TOKENS)
         _integer("min_tokens", self.min_tokens, 0, MAX_TOKENS if self.max_tokens is None else self.max_tokens)
         _number("temperature", self.temperature, 0.0, 100.0)
-        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _number("top_p", self.top_p, 0.0, 1.0)
+        if self.top_k == -1:  # as other engines write it
+            _set(self, "top_k", 0)
         _integer("top_k", self.top_k, 0, 1 << 31)
+        if self.top_p == 0:  # the smallest set of tokens, which has one: the likeliest
+            _set(self, "top_p", 1.0)
+            _set(self, "top_k", 1)
         _number("min_p", self.min_p, 0.0, 1.0)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
@@ -130,9 +180,14 @@ class SamplingParams:
             _integer("seed", self.seed, -(1 << 63), (1 << 63) - 1)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
+                if getattr(self, name) == -1:
+                    fix = f"{name}={MAX_LOGPROBS}: the likeliest tokens; all of the vocabulary cannot be had"
+                    raise InvalidParam(name, -1, f"an integer from 0 to {MAX_LOGPROBS}", fix=fix)
                 _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
         if len(self.stop) > MAX_STOP or not all(isinstance(s, str) and 0 < len(s) <= 1024 for s in self.stop):
             raise InvalidParam("stop", self.stop, f"at most {MAX_STOP} non-empty strings of at most 1024 characters")
+        if self.stop_in not in ("content", "output"):
+            raise InvalidParam("stop_in", self.stop_in, "content or output")
         if len(self.stop_token_ids) > MAX_STOP_IDS:
             raise InvalidParam("stop_token_ids", len(self.stop_token_ids), f"at most {MAX_STOP_IDS} ids")
         for token in self.stop_token_ids:
@@ -146,6 +201,27 @@ class SamplingParams:
         if self.grammar is not None and (self.ignore_eos or self.min_tokens):
             name = "ignore_eos" if self.ignore_eos else "min_tokens"
             raise InvalidParam(name, getattr(self, name), "left out when there is a grammar: it decides about the end")
+
+    def _check_front_end(self) -> None:
+        """The fields of the Python API."""
+        _integer("n", self.n, 1, MAX_ANSWERS)
+        _integer("priority", self.priority, -(1 << 31), 1 << 31)
+        for name in ("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParam(name, getattr(self, name), "True or False")
+        if len(self.bad_words) > MAX_WORDS or not all(
+            isinstance(w, str) and 0 < len(w) <= 1024 for w in self.bad_words
+        ):
+            limit = f"at most {MAX_WORDS} non-empty texts of at most 1024 characters"
+            raise InvalidParam("bad_words", self.bad_words, limit)
+        if len(self.allowed_token_ids) > MAX_ALLOWED:
+            raise InvalidParam("allowed_token_ids", len(self.allowed_token_ids), f"at most {MAX_ALLOWED} ids")
+        for token in self.allowed_token_ids:
+            _integer("allowed_token_ids", token, 0, (1 << 31) - 1)
+        if self.truncate_prompt_tokens is not None:
+            _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, MAX_TOKENS)
+            if self.truncate_prompt_tokens == 0:
+                raise InvalidParam("truncate_prompt_tokens", 0, "a number of tokens, or -1: as many as fit")
 
     @property
     def greedy(self) -> bool:
@@ -227,7 +303,7 @@ def _integer(name: str, value: object, low: int, high: int) -> None:
         raise InvalidParam(name, value, f"an integer from {low} to {high}")
 
 
-def _number(name: str, value: object, low: float, high: float, open_low: bool = False) -> None:
+def _number(name: str, value: object, low: float, high: float) -> None:
     number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
-    if not low <= number <= high or (open_low and number == low):  # no limit lets nan or an infinity through
-        raise InvalidParam(name, value, f"a number {'above' if open_low else 'from'} {low} up to {high}")
+    if not low <= number <= high:  # no limit lets nan or an infinity through
+        raise InvalidParam(name, value, f"a number from {low} up to {high}")

@@ -25,6 +25,8 @@ HEADS: Mapping[str, PoolingTask] = {
 }
 LM_HEAD = "lm_head"  # name that decoders give to their language-model head
 MAX_LABELS = 1 << 16
+SETTINGS = "config_sentence_transformers.json"  # what is said of all modules of a checkpoint together
+WHOLE_MODEL = "SentenceTransformer"  # the type under which it stands among them
 
 
 def decoder_name(architecture: str) -> str:

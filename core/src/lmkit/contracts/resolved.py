@@ -59,8 +59,18 @@ class ResolvedPlan(msgspec.Struct, frozen=True):
                 return c
         return None
 
+    def all_choices(self) -> tuple[Choice, ...]:
+        """The choices of the plan, and those for the draft that a proposer runs."""
+        return self.choices if self.draft is None else (*self.choices, *self.draft.plan.choices)
+
     def value(self, key: str, default: Any = None) -> Any:
         return next((d.value for d in self.derived if d.key == key), default)
+
+    def for_replica(self, replica: int) -> ResolvedPlan:
+        """The plan of engine `replica` of `--dp`, which finds its number as the value "replica"."""
+        if not replica:
+            return self
+        return msgspec.structs.replace(self, derived=(*self.derived, Derived("replica", replica, "--dp")))
 
     def to_json(self) -> bytes:
         return msgspec.json.encode(self, enc_hook=str)  # of paths

@@ -77,20 +77,31 @@ class ToolArgs:
 
 @dataclass(frozen=True, slots=True)
 class ToolEnd:
-    """A call is complete."""
+    """A call is complete: the model closed it, and its arguments are a JSON object."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
-class ParseWarning:
-    """The output broke its format. `text`: what was written there and is shown nowhere else."""
+class ToolCut:
+    """A call ends that the model did not close, so nobody may execute it. Its arguments stay as far as they came, and
+    do not parse. `text`: what the model wrote of the call, for clients that get no such arguments."""
 
-    message: str
+    index: int
     text: str = ""
 
 
-ParseEvent = Text | Reasoning | ToolStart | ToolArgs | ToolEnd | ParseWarning
+@dataclass(frozen=True, slots=True)
+class ParseWarning:
+    """The output broke its format. `text`: what was written there and is shown nowhere else. `in_call`: the output
+    ended inside a tool call."""
+
+    message: str
+    text: str = ""
+    in_call: bool = False
+
+
+ParseEvent = Text | Reasoning | ToolStart | ToolArgs | ToolEnd | ToolCut | ParseWarning
 
 
 class StreamParser(Protocol):

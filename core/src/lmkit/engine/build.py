@@ -16,9 +16,7 @@ from lmkit.api import (
     Executor,
     KVConfig,
     KVConnector,
-    LmkitError,
     ModelInfo,
-    PluginError,
     Progress,
     ResolvedPlan,
     SchedLimits,
@@ -27,7 +25,10 @@ from lmkit.api import (
     Tokenizer,
     Vocabulary,
     WorkerFacts,
+    blaming,
     describe_model,
+    make_target,
+    owner_of,
 )
 from lmkit.config import EngineConfig
 from lmkit.engine.adapters import Adapters, NoAdapters, parse_modules
@@ -38,6 +39,7 @@ from lmkit.engine.messages import EngineFacts
 from lmkit.logs import write_json
 from lmkit.plugins import load_target, verify
 from lmkit.plugins.proposals import settled
+from lmkit.scheduling.outside import GuardedConnector
 
 
 class Phases:
@@ -70,6 +72,14 @@ def build_engine(
 
     Raises ConfigError, CheckpointError, CapacityError, PluginError; then nothing is left running.
     """
+    with blaming(resolved.all_choices(), in_full=True):
+        return _built(config, resolved, checkpoint, progress, tokenizer)
+
+
+def _built(
+    config: EngineConfig, resolved: ResolvedPlan, checkpoint: Checkpoint, progress: Progress | None,
+    tokenizer: Tokenizer | None,
+) -> Engine:  # fmt: skip
     if resolved.device.described:
         raise ConfigError(
             f"the device {config.device!r} is only described: there is nothing to run on",
@@ -84,8 +94,7 @@ def build_engine(
     with phase("model"):
         verify(resolved)
         info = describe_model(resolved, checkpoint)
-        make = executor_of(resolved)
-        executor: Executor = make(config, resolved, checkpoint, progress, **_chosen(resolved, "executor").options)
+        executor: Executor = make_target(_chosen(resolved, "executor"), config, resolved, checkpoint, progress)
     try:
         with phase("load weights"):
             facts = executor.start()
@@ -104,6 +113,7 @@ def build_engine(
                 intake = replace(intake, fingerprint=connector.fingerprint)
             scheduler = _scheduler(resolved, limits, kv, connector)
             core = BeamCore(scheduler, executor, intake, adapters=adapters, eos_token_ids=limits.eos_token_ids)
+            core.choices = resolved.all_choices()
         with phase("adapters"):
             for name, path in parse_modules(config.lora.modules):
                 adapters.load(name, path)
@@ -154,7 +164,11 @@ def _limits(config: EngineConfig, resolved: ResolvedPlan, info: ModelInfo, kv: K
 
 def _connector(resolved: ResolvedPlan, checkpoint: Checkpoint, kv: KVConfig) -> KVConnector | None:
     choice = resolved.choice("kv_connector")
-    return load_target(choice)(checkpoint, resolved, kv, **choice.options) if choice is not None else None
+    return (
+        None
+        if choice is None
+        else GuardedConnector(make_target(choice, checkpoint, resolved, kv), owner_of(choice), kv)
+    )
 
 
 def _scheduler(resolved: ResolvedPlan, limits: SchedLimits, kv: KVConfig, connector: KVConnector | None) -> Scheduler:
@@ -163,19 +177,14 @@ def _scheduler(resolved: ResolvedPlan, limits: SchedLimits, kv: KVConfig, connec
 
     choice = _chosen(resolved, "scheduler")
     target = load_target(choice)
-    try:
-        if hasattr(target, "schedule"):
-            if connector is not None:
-                raise ConfigError(f"the scheduler {choice.name} asks no KV connector", fix="--kv-connector none")
-            if limits.apart and limits.depth > 1 and not getattr(target, "apart", False):
-                raise ConfigError(f"the scheduler {choice.name} gives steps in flight the same rows", fix="--depth 1")
-            return target(limits, kv, **choice.options)
-        policy = target(**choice.options)
-    except LmkitError:
-        raise
-    except Exception as e:
-        raise PluginError(f"scheduler {choice.name} could not be made: {type(e).__name__}: {e}") from e
-    return DefaultScheduler(limits, kv, policy, connector=connector)
+    if hasattr(target, "schedule"):
+        if connector is not None:
+            raise ConfigError(f"the scheduler {choice.name} asks no KV connector", fix="--kv-connector none")
+        if limits.apart and limits.depth > 1 and not getattr(target, "apart", False):
+            raise ConfigError(f"the scheduler {choice.name} gives steps in flight the same rows", fix="--depth 1")
+        scheduler: Scheduler = make_target(choice, limits, kv)
+        return scheduler
+    return DefaultScheduler(limits, kv, make_target(choice), connector=connector, owner=owner_of(choice))
 
 
 def _constrained_output(
@@ -194,7 +203,10 @@ def _constrained_output(
     if choice is None:
         return NoStructuredOutput()
     backends = [c for c in resolved.choices if c.kind == "grammar"]
-    return load_target(choice)(backends, open_vocabulary, limits.max_rows if limits.lookahead else 0, **choice.options)
+    output: StructuredOutput = make_target(
+        choice, backends, open_vocabulary, limits.max_rows if limits.lookahead else 0
+    )
+    return output
 
 
 def _intake(

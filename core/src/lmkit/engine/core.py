@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 
 import msgspec
 
 from lmkit.api import (
+    Choice,
     Control,
     EngineDead,
     EngineError,
@@ -27,6 +28,9 @@ from lmkit.api import (
     StructuredOutput,
     TokenEvent,
     WorkAhead,
+    blame,
+    blaming,
+    is_interrupt,
 )
 from lmkit.engine.adapters import Adapters, NoAdapters
 from lmkit.engine.intake import Intake
@@ -41,7 +45,7 @@ CHECK_INTERVAL = 1000  # steps between full checks of the invariants, made when 
 class _StepFailed(Exception):
     """The executor did not do the step of `plan`; `error` says why."""
 
-    def __init__(self, plan: StepPlan, error: Exception) -> None:
+    def __init__(self, plan: StepPlan, error: BaseException) -> None:
         super().__init__(str(error))
         self.plan, self.error = plan, error
 
@@ -51,7 +55,9 @@ def _faults_of_executor(plan: StepPlan) -> Iterator[None]:
     """What goes wrong there costs a step; what goes wrong here ends the engine."""
     try:
         yield
-    except Exception as e:
+    except BaseException as e:  # a plugin may raise SystemExit, too
+        if is_interrupt(e):
+            raise
         raise _StepFailed(plan, e) from e
 
 
@@ -75,6 +81,7 @@ class EngineCore:
         self.intake = intake
         self.grammars = grammars or intake.grammars
         self.adapters = adapters or NoAdapters()
+        self.choices: Sequence[Choice] = ()  # the plugins that errors may come from; set by the engine's builder
         self.failure: Failure | None = None
         self.blocked = False  # the last step had nothing to run: all requests wait for gates
         self.pending: deque[tuple[StepPlan, Future[StepResult]]] = deque()  # steps in flight
@@ -88,6 +95,10 @@ class EngineCore:
 
     def add(self, request: EngineRequest) -> None:
         """Raises RequestError when the request is wrong, EngineBusy when too many wait."""
+        with blaming(self.choices):
+            self._hold_and_add(request)
+
+    def _hold_and_add(self, request: EngineRequest) -> None:
         if request.adapter is None:
             self._add(request)
             return
@@ -112,8 +123,9 @@ class EngineCore:
     def abort(self, ids: Iterable[str]) -> None:
         """Idempotent; no event follows."""
         ids = list(ids)
-        self.scheduler.abort(ids)
-        self._release(ids)
+        with blaming(self.choices):
+            self.scheduler.abort(ids)
+            self._release(ids)
 
     def has_work(self) -> bool:
         if self.failure is not None or self.pending or not self.life.settled:
@@ -133,8 +145,9 @@ class EngineCore:
 
     def step(self) -> list[TokenEvent]:
         """Schedule one step, run it, and take in the oldest step in flight. Raises EngineDead."""
-        events = self._step()
-        self._release([event.id for event in events if event.finish])
+        with blaming(self.choices):
+            events = self._step()
+            self._release([event.id for event in events if event.finish])
         return events
 
     def _release(self, ids: list[str]) -> None:
@@ -200,7 +213,7 @@ class EngineCore:
         self.scheduler.abort([id for id, _ in broken])
         return [TokenEvent(id, finish="error", error=error) for id, error in broken]
 
-    def _step_failed(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
+    def _step_failed(self, plan: StepPlan, error: BaseException) -> list[TokenEvent]:
         """What the workers hold is unknown: they forget their rows, which then are computed again.
 
         Raises EngineDead when they cannot.
@@ -209,10 +222,13 @@ class EngineCore:
         if self.failure is not None:
             raise EngineDead(f"rank {self.failure.rank}: {self.failure.message}") from error
         rows = ", ".join(row.id for row in plan.rows[:4]) + (", ..." if len(plan.rows) > 4 else "")
-        log.error("step %d failed (rows: %s); they are tried again one by one", plan.step, rows, exc_info=error)
+        cause = blame(error, self.choices)
         # the text of others may hold paths and addresses: that is for the log, not for clients
-        what = error.message if isinstance(error, PluginError) else type(error).__name__
-        info = EngineError(f"its step failed ({what})", fix="the engine's log has the cause").info()
+        what = cause.message if isinstance(cause, PluginError) else type(error).__name__
+        said = "step %d failed (%s; rows: %s); they are tried again one by one"
+        log.error(said, plan.step, what, rows, exc_info=error)
+        kind = PluginError if isinstance(cause, PluginError) else EngineError
+        info = kind(f"its step failed ({what})", fix="the engine's log has the cause").info()
         retry = getattr(self.scheduler, "retry_running", None)
         if retry is not None and self._told(ForgetRows()):
             return retry(plan, info)

@@ -26,6 +26,7 @@ from lmkit.api import (
     StepResult,
     StructuredOutput,
     UnsupportedTask,
+    guard,
 )
 from lmkit.scheduling.hashes import root_hash
 from lmkit.scheduling.request import Request
@@ -125,7 +126,9 @@ class Intake:
 
     def _last_only(self, pooling: PoolingParams) -> bool:
         """Whether the last hidden state is enough, so that the others may come from the prefix cache."""
-        return self.pooler is not None and self.pooler.reduce == "last" and not pooling.task.startswith("token_")
+        if self.pooler is None or pooling.task.startswith("token_"):
+            return False
+        return self.pooler.reductions == ("last",)
 
     def _fit(self, request: EngineRequest) -> SamplingParams:
         """Prompt and output within max_length. A missing max_tokens becomes what is left."""
@@ -183,7 +186,8 @@ class Intake:
             if not isinstance(value, Mapping):
                 raise InvalidParam(f"extra.{key}", value, "a mapping of options")
             try:
-                options(**value)
+                with guard(f"logits processor {key!r}", "its options", passes=(TypeError, ValueError)):
+                    options(**value)
             except (TypeError, ValueError) as e:
                 raise InvalidParam(f"extra.{key}", value, f"valid options: {e}") from e
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lmkit.plugins import load_target
+from lmkit.api import guard, make_target, owner_of
 
 if TYPE_CHECKING:
     from lmkit.api import Platform, ResolvedPlan
@@ -16,5 +16,6 @@ def platform_environment(config: EngineConfig, resolved: ResolvedPlan) -> dict[s
     choice = resolved.choice("platform")
     if choice is None:
         return {}
-    platform: Platform = load_target(choice)(**choice.options)
-    return platform.worker_env(config, 0)
+    platform: Platform = make_target(choice)
+    with guard(owner_of(choice), "worker_env"):
+        return platform.worker_env(config, 0)

@@ -22,7 +22,7 @@ from time import perf_counter, sleep
 
 import msgspec
 
-from lmkit.api import LmkitError
+from lmkit.api import LmkitError, blame
 from lmkit.config import from_dict
 from lmkit.config.environment import adopt_environment, debug
 from lmkit.engine.loop import EngineLoop
@@ -171,7 +171,8 @@ def serve(sock: socket.socket) -> int:
             start.checkpoint,
             lambda phase, done, total, unit="B": sender.send(Phase(phase, done, total, unit)),
         )
-    except Exception as error:
+    except BaseException as error:  # a plugin may raise SystemExit, too
+        error = blame(error, start.resolved.all_choices(), in_full=True)
         if debug() or not isinstance(error, LmkitError):
             log.error("the engine cannot start", exc_info=error)
         sender.send(Failed(info_of(error)))

@@ -84,6 +84,7 @@ class Kind:
     ask: Callable[[Known], Sequence[SelectRequest]] | None = None  # what one choice must serve; () = none is needed
     setting: str = ""  # key of the configuration under which users name one: "sched.policy"; the flag is --KIND
     words: str = "auto or a plugin's name"  # what they may say there, for help
+    lacking: Mapping[str, str] = field(default_factory=dict)  # feature -> why a plugin that lacks it cannot serve
     takes: Literal["one", "offered", "all"] = "one"  # one; the best if any can serve; all that can, best first
 
     @property

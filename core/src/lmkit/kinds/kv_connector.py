@@ -16,10 +16,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from lmkit.contracts.errors import ConfigError
 from lmkit.contracts.specs import SelectRequest, Spec
 from lmkit.kinds.base import Kind, Known
 
 KVKey = tuple[int, bytes]  # KV group, digest of a block: of all that its content depends on
+
+
+@dataclass(frozen=True, slots=True)
+class CachedBlock:
+    """A block that requests can find in the cache from now on."""
+
+    key: KVKey
+    parent: bytes | None  # digest of the block before it; None: it holds the first tokens of its prompt
+    tokens: Sequence[int]
+    adapter: str | None  # name of the LoRA adapter that computed it
+    salt: str | None  # cache salt of the request: others with the same salt find the block
 
 
 class KVConnector(Protocol):
@@ -35,6 +47,9 @@ class KVConnector(Protocol):
 
     def computed(self, key: KVKey, parent: bytes, tokens: Sequence[int]) -> bool:
         """A block can be found in the cache. Whether to save it, when the step that computes it is done."""
+
+    # Optional: `cached(block: CachedBlock) -> None` is called after each `computed`, for connectors that publish what
+    # the cache has.
 
     def evicted(self, key: KVKey) -> bool:
         """A block's place was taken by another. Whether to save it."""
@@ -52,13 +67,20 @@ class KVConnector(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVConnectorSpec(Spec):
-    """target: makes a KVConnector."""
+    """target: makes a KVConnector. features: what it works with beside one rank and full attention: "ranks"
+    (`--tp`, `--pp`)."""
+
+    features: frozenset[str] = frozenset()
 
 
 def ask(known: Known) -> list[SelectRequest]:
-    """None is needed unless the user names one. What is asked here none declares: it is refused by name."""
-    if known.config.wants("kv_connector") in ("auto", "none"):
+    """No connector is needed unless the user names one. Raises ConfigError for several: only one can run, and taking
+    the first would leave out what the user expects of the others."""
+    wanted = known.config.wants("kv_connector")
+    if wanted in ("auto", "none"):
         return []
+    if "," in wanted:
+        raise ConfigError(f"one KV connector runs at a time, {wanted!r} names several", fix="name one of them")
     parallel, info, cache = known.config.parallel, known.info, known.config.cache
     found = {"recurrent": info.recurrent, "pooling": info.pooler is not None, "ranks": parallel.tp * parallel.pp > 1}
     found["no_prefix_cache"] = cache.prefix_cache is False or not info.causal
@@ -73,6 +95,12 @@ KIND = Kind(
     ask=ask,
     needs=("model",),
     setting="cache.connector",
+    lacking={
+        "recurrent": "the state of recurrent layers would have to be stored, too",
+        "pooling": "pooling models keep no KV blocks for later requests",
+        "ranks": "blocks of several ranks would have to be stored together",
+        "no_prefix_cache": "blocks are found by the prefix cache, which is off",
+    },
     words="keeps KV blocks outside the cache: none (the default), offload, shared, ...",
     doc=__doc__,
 )

@@ -43,7 +43,8 @@ class LinearKernel(Protocol):
     """One way to run a format on a device.
 
     A kernel whose packed weights may be kept on disk names their types in `packed_types`: dataclasses of tensors, plain
-    values and each other.
+    values and each other. A kernel that is much slower than plain weights says why in `caution`, which becomes a
+    warning when a model is loaded.
     """
 
     name: str

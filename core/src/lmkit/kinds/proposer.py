@@ -73,6 +73,10 @@ KIND = Kind(
     ask=ask,
     needs=("dtype",),
     setting="sched.proposer",
+    lacking={
+        "recurrent": "a wrong guess must be taken out of the state of the model's recurrent layers again",
+        "pooling": "a pooling model generates no tokens that could be guessed",
+    },
     words="guesses tokens that the model verifies, several a step: none (the default), ngram, ...",
     doc=__doc__,
 )

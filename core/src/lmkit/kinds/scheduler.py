@@ -66,6 +66,10 @@ class OrderPolicy(Protocol):
     order of `add` decides. Optional: `gives_way(first, running)`, asked in a step where `first` of those that wait has
     no room, says which of `running` goes back to waiting, or None. Its admit_key, asked for anew, must be behind that
     of `first`. What it has drawn is kept; that it runs again in the end is for the policy to see to.
+
+    Optional: `goes_first(waiting, running)`, asked in each step in which requests wait, says which of `waiting` is
+    served now though others came before it, or None. Its admit_key is asked for anew, and half of the step's token
+    budget is kept for it when prompts that are already running would take all of it.
     """
 
     def admit_key(self, r: RequestView) -> tuple:

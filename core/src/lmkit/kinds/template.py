@@ -29,6 +29,8 @@ from lmkit.contracts.refusal import Refusal
 from lmkit.contracts.specs import SelectRequest, Spec
 from lmkit.kinds.base import Kind, Known, Refusals, listed
 
+TEXT_SUFFIXES = frozenset({"", ".j2", ".jinja", ".jinja2", ".template", ".tmpl", ".tpl", ".txt"})  # of text as it is
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateSpec(Spec):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lmkit.api import Refusal, Spec
-from lmkit.plugins.catalog import folders
+from lmkit.plugins.catalog import catalog, folders
 
 State = Literal["ok", "disabled", "incompatible", "broken", "ambiguous", "shadowed"]
 
@@ -37,7 +37,8 @@ class Entry:
 
     @property
     def official(self) -> bool:
-        return self.dist in folders()
+        """Whether it is lmkit's own: anybody can take the name of a dist, so the catalog must have the plugin too."""
+        return self.dist in folders() and catalog().get(self.kind, {}).get(self.name) == self.dist
 
     @property
     def summary(self) -> str:

@@ -32,7 +32,7 @@ from packaging.version import Version
 import lmkit
 from lmkit.api import ConfigError, LmkitError, Origin, PluginError, Refusal, Spec, nearest
 from lmkit.config import read_environment
-from lmkit.contracts.errors import said_by
+from lmkit.contracts.errors import is_interrupt, said_by
 from lmkit.hookspecs import LmkitSpecs, hooks
 from lmkit.kinds import BY_NAME, EXTENSION, GROUPS
 from lmkit.plugins.catalog import CORE_DIST, install_command
@@ -44,6 +44,8 @@ log = logging.getLogger("lmkit.plugins")
 MAX_ITEMS = 10_000  # that one call of a hook may yield
 
 PREFIX = "lmkit."
+_CHOSEN = ("platform", "model")  # kinds that the resolver finds by itself
+_DOCTOR_CHECKS, _RESOLVE_CHECKPOINT = "lmkit_doctor_checks", "lmkit_resolve_checkpoint"
 COMMANDS = "lmkit.command"  # a front end reads this group
 
 
@@ -59,6 +61,7 @@ class PluginHost(pluggy.PluginManager):
         self._entries: list[Entry] | None = None
         self._failed: dict[str, BaseException] = {}  # by module
         self._specs: dict[tuple[str, str], list[Spec]] = {}  # (module, kind) -> what its hook returned
+        self._printed: dict[str, list[str]] = {}  # by module
         self._extensions_loaded = False
         self._active = {"lmkit.builtin"}  # modules whose behaviour hooks are called
         self.register(import_module("lmkit.builtin"), name="lmkit.builtin")
@@ -148,9 +151,9 @@ class PluginHost(pluggy.PluginManager):
             start = time.perf_counter()
             try:
                 self._open(entry)
-            except KeyboardInterrupt:
-                raise
             except BaseException as e:
+                if is_interrupt(e):
+                    raise
                 entry.trace = traceback.format_exc()
                 offered = str(e) if isinstance(e, PluginError) else said_by(e)
                 self._set(entry, "broken", 4, Refusal("broken", "a working plugin", offered, "lmkit plugins doctor"), e)
@@ -165,7 +168,7 @@ class PluginHost(pluggy.PluginManager):
             return
         specs = self._call_registration(module, entry.kind)
         if specs is None:
-            raise PluginError(f"{entry.module} does not implement {BY_NAME[entry.kind].hook}")
+            raise PluginError(_no_hook(module, BY_NAME[entry.kind].hook))
         for spec in specs:
             if entry.name in getattr(spec, "architectures", (spec.name,)):
                 break
@@ -186,7 +189,10 @@ class PluginHost(pluggy.PluginManager):
             raise error
         what = f"{entry.key} of {entry.dist}: importing {entry.module}"
         try:
-            return limited(what, partial(import_module, entry.module), self._without(entry.module))
+            return limited(
+                what, partial(import_module, entry.module), self._without(entry.module),
+                printed=self._printed.setdefault(entry.module, []),
+            )  # fmt: skip
         except BaseException as e:
             self._failed[entry.module] = e
             raise
@@ -215,6 +221,30 @@ class PluginHost(pluggy.PluginManager):
                     raise PluginError(f"{hook} of {module.__name__} returned {spec!r}, not a {spec_type.__name__}")
             self._specs[key] = specs
         return self._specs[key]
+
+    def printed(self, module: str) -> str:
+        """The beginning of what a module wrote to standard output when it was imported and registered."""
+        return "".join(self._printed.get(module, ()))
+
+    def uncalled_hooks(self, entry: Entry) -> list[tuple[str, str]]:
+        """(hook, entry-point group it needs) of what the module of a loaded entry implements and nobody ever calls.
+
+        Registration hooks are called in modules that an entry point of their kind names; behaviour hooks in extensions
+        and in modules of what was chosen, which is too late to find a checkpoint.
+        """
+        module = self.get_plugin(entry.module)
+        kinds = {e.kind for e in self.entries() if e.module == entry.module and e.state != "shadowed"}
+        chosen = any(BY_NAME[kind].ask is not None or kind in _CHOSEN for kind in kinds - {EXTENSION})
+        registers = {kind.hook: kind for kind in BY_NAME.values()}
+        uncalled = []
+        for caller in self.get_hookcallers(module) or () if module is not None else ():
+            if (kind := registers.get(caller.name)) is not None:
+                if kind.name not in kinds:
+                    uncalled.append((caller.name, kind.group))
+            elif caller.has_spec() and EXTENSION not in kinds and caller.name != _DOCTOR_CHECKS:
+                too_late = caller.name == _RESOLVE_CHECKPOINT
+                uncalled += [(caller.name, f"{PREFIX}{EXTENSION}")] if too_late or not chosen else []
+        return sorted(uncalled)
 
     def specs_of(self, entry: Entry) -> list[Spec]:
         """Everything the module of a loaded entry registered for its kind."""
@@ -252,7 +282,8 @@ class PluginHost(pluggy.PluginManager):
         for plugin in self._implementers(hook):
             result = self._guarded(hook, plugin, kwargs)
             if not isinstance(result, gives | None):
-                raise PluginError(f"{hook} of {plugin.__name__} gave {result!r:.80}, no {gives.__name__}")
+                said = f"{self._owner(plugin.__name__)}: {hook} of {plugin.__name__} gave {result!r:.80}"
+                raise PluginError(f"{said}, no {gives.__name__}", fix=self._without(plugin.__name__))
             if result is not None:
                 return result
         return None
@@ -271,9 +302,9 @@ class PluginHost(pluggy.PluginManager):
         for plugin in self._implementers(hook):
             try:
                 self._call_alone(hook, plugin, kwargs)
-            except KeyboardInterrupt:
-                raise
-            except BaseException:
+            except BaseException as e:
+                if is_interrupt(e):
+                    raise
                 log.exception("%s of %s failed", hook, plugin.__name__)
 
     def implements(self, hook: str) -> bool:
@@ -289,10 +320,13 @@ class PluginHost(pluggy.PluginManager):
     def _guarded(self, hook: str, plugin: ModuleType, kwargs: Mapping[str, Any], collect: bool = False) -> Any:
         try:
             return self._call_alone(hook, plugin, kwargs, collect)
-        except (KeyboardInterrupt, LmkitError):
+        except LmkitError:
             raise
         except BaseException as e:
-            raise PluginError(f"{hook} of {plugin.__name__} raised {said_by(e)}") from e
+            if is_interrupt(e):
+                raise
+            said = f"{self._owner(plugin.__name__)}: {hook} of {plugin.__name__} raised {said_by(e)}"
+            raise PluginError(said, fix=self._without(plugin.__name__)) from e
 
     def _call_alone(self, hook: str, plugin: ModuleType, kwargs: Mapping[str, Any], collect: bool = False) -> Any:
         """Call one plugin's implementation only, so that provenance is known and one failure stops no other.
@@ -305,10 +339,20 @@ class PluginHost(pluggy.PluginManager):
             result = self.subset_hook_caller(hook, others)(**kwargs)
             return [item for items in result for item in islice(items, MAX_ITEMS + 1)] if collect else result
 
-        found = limited(f"{hook} of {plugin.__name__}", ask, self._without(plugin.__name__))
+        printed = self._printed.setdefault(plugin.__name__, [])
+        found = limited(f"{hook} of {plugin.__name__}", ask, self._without(plugin.__name__), printed=printed)
         if collect and len(found) > MAX_ITEMS:
             raise PluginError(f"{hook} of {plugin.__name__} yields more than {MAX_ITEMS} items")
         return found
+
+    def _owner(self, module: str) -> str:
+        """How errors name the plugin that a module belongs to."""
+        entries = [e for e in self._entries or () if e.module == module]
+        return f"{entries[0].kind} {entries[0].name!r} ({entries[0].dist} {entries[0].version})" if entries else module
+
+    def without(self, module: str) -> str:
+        """How to start without a module."""
+        return self._without(module)
 
     def _without(self, module: str) -> str:
         """How to start without a module."""
@@ -404,6 +448,17 @@ class PluginHost(pluggy.PluginManager):
         offered = f"installed: {', '.join(names) or 'none'}"
         fix = command or (f"did you mean {like!r}?" if like else f"install a plugin for {kind} {name!r}")
         return Refusal("not-installed", f"{dist}/{name}" if dist else name, offered, fix)
+
+
+def _no_hook(module: ModuleType, hook: str) -> str:
+    """Why a module registers nothing, with what its author may have meant."""
+    text = f"{module.__name__} does not implement {hook}"
+    if callable(getattr(module, hook, None)):
+        return f"{text}: its function of that name is not marked with @hookimpl (of lmkit.api)"
+    functions = [name for name in vars(module) if name.startswith("lmkit_") and name not in hooks()]
+    if like := nearest(hook, functions):
+        return f"{text}; it has a function {like}: is that a misspelling?"
+    return text
 
 
 def _core_range(requires: Iterable[str] | None) -> str | None:

@@ -10,7 +10,7 @@ import msgspec
 
 from lmkit.api import DeviceInfo, PlatformSpec, PluginError, Refusal, SelectionError, SelectRequest, Unavailable
 from lmkit.config.environment import measured_file
-from lmkit.contracts.errors import ConfigError, said_by
+from lmkit.contracts.errors import ConfigError, is_interrupt, said_by
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.refs import ask, load_ref
 from lmkit.plugins.select import Candidate, Outcome, Wanted, evaluate, failure, parse_selection
@@ -138,9 +138,11 @@ def _judge(host: PluginHost, wanted: Wanted, find: Callable[[PlatformSpec], Foun
             found and all(isinstance(device, DeviceInfo) for device in found)
         ):
             raise PluginError(f"the probe answered {found!r}, neither devices nor Unavailable")
-    except (KeyboardInterrupt, ConfigError):  # the user's description cannot be read
+    except ConfigError:  # the user's description cannot be read
         raise
     except BaseException as e:
+        if is_interrupt(e):
+            raise
         cause = e.__cause__ if isinstance(e, PluginError) and e.__cause__ else e
         reason = Refusal("broken", "a probe that answers", said_by(cause), "lmkit plugins doctor")
         return Probed(replace(before, stage=6, reasons=(*before.reasons, reason)), (), str(reason), spec.fallback)

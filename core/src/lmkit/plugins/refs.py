@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from lmkit.api import LmkitError, PluginError, ResolvedPlan
-from lmkit.contracts.errors import said_by
+from lmkit.contracts.errors import is_interrupt, said_by
 from lmkit.contracts.refs import load_ref, load_target
 from lmkit.plugins.limits import limited
 
@@ -18,9 +18,11 @@ def call(owner: str, function: Callable[..., Any], *args: Any) -> Any:
     """Call a plugin's code. Its own typed errors pass; anything else it raises becomes a chained PluginError."""
     try:
         return function(*args)
-    except (KeyboardInterrupt, LmkitError):
+    except LmkitError:
         raise
     except BaseException as e:
+        if is_interrupt(e):
+            raise
         raise PluginError(f"{owner} raised {said_by(e)}", fix="lmkit plugins doctor") from e
 
 
@@ -39,9 +41,9 @@ def missing_module(ref: str) -> str | None:
         return "the program itself, which the engine's process cannot import: put the class into a module of its own"
     try:
         return None if find_spec(module_name) else f"no module named {module_name!r}"
-    except KeyboardInterrupt:
-        raise
     except BaseException as e:
+        if is_interrupt(e):
+            raise
         return f"{type(e).__name__}: {e}"
 
 

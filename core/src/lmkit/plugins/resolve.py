@@ -51,18 +51,23 @@ from lmkit.api import (
     UnknownArchitecture,
     UnknownKey,
     UnknownName,
+    blaming,
     canonical,
     itemsize,
+    make_target,
     nearest,
+    owner_of,
 )
 from lmkit.config import STEP_TOKENS, EngineConfig
 from lmkit.contracts.describe import described, joined
 from lmkit.contracts.specs import NAME
 from lmkit.files import chat_templates
+from lmkit.generation import end_ids, recommended
 from lmkit.kinds import BY_NAME, KINDS, Kind, Known, in_order, op, proposer, template
 from lmkit.plugins.catalog import install_command
 from lmkit.plugins.chat_templates import chosen_template
 from lmkit.plugins.host import PluginHost
+from lmkit.plugins.naming import architecture_of
 from lmkit.plugins.options import parse_options
 from lmkit.plugins.overrides import overlay, parse_overrides
 from lmkit.plugins.parsers import ParserChooser
@@ -76,6 +81,7 @@ log = logging.getLogger("lmkit.plugins")
 
 END_TOKENS = "lmkit.text.ends:find_ends"  # it renders, which this layer cannot
 TOKENIZER_FOLDER = "lmkit.text.side:tokenizer_directory"  # it may be downloaded
+CHECK_HEADERS = "lmkit.checkpoint:check_headers"
 PARSERS = ("tool_parser", "reasoning_parser")
 FACTS = {"checkpoint": (), "files": ("checkpoint",), "dtype": ("model", "platform")}  # steps that choose no plugin
 NEEDS: Mapping[str, Sequence[str]] = {kind.name: kind.needs for kind in KINDS} | FACTS
@@ -190,20 +196,37 @@ class Resolver:
                 or (f"did you mean {like!r}?" if like else "")
                 or "give a directory with config.json, or the id of a hub repository",
             )
+        if found.format == "safetensors":
+            load_ref(CHECK_HEADERS)(found.files)
         self.known.checkpoint = found
         if text := self.config.model.overrides:
             config = overlay(found.config, parse_overrides(text))
             self.known.checkpoint = replace(found, config=config)
             self._derive("hf_overrides", text, "user")
+        checkpoint = self.known.checkpoint
+        if not checkpoint.architecture and (name := architecture_of(checkpoint.config, self.host.names("model"))):
+            self._name_architecture(name)
+
+    def _name_architecture(self, name: str) -> None:
+        """Goes on as if config.json, which names none, named this one."""
+        checkpoint = self.known.checkpoint
+        self.known.checkpoint = replace(checkpoint, config={**checkpoint.config, "architectures": [name]})
+        self._derive(
+            "architecture", name, f"model_type {checkpoint.config.get('model_type')!r}: config.json names none"
+        )
 
     def _choose_model(self) -> None:
         checkpoint, parallel = self.known.checkpoint, self.config.parallel
-        architecture = checkpoint.architecture
-        if not architecture:
-            raise CheckpointError(f"{checkpoint.path / 'config.json'} names no architecture", fix="add 'architectures'")
-        task = self.config.model.task
+        task, kind = self.config.model.task, checkpoint.config.get("model_type")
         known = self.host.names("model")
+        architecture = checkpoint.architecture or (kind if _general(known) and isinstance(kind, str) else "")
+        if not architecture:
+            missing = "nor a model_type" if kind is None else f"and no installed model is of model_type {kind!r:.80}"
+            raise CheckpointError(
+                f"{checkpoint.path / 'config.json'} names no architecture, {missing}", fix="add 'architectures'"
+            )
         native, head = find_head(checkpoint, known, task)
+        native = native or architecture
         name, why = self._implementation(native, known), f"the checkpoint is a {architecture}"
         if name.rpartition("/")[2] != native:
             why = f"{why}, run by {name}"
@@ -217,13 +240,15 @@ class Resolver:
             self._derive("head", head, f"made of a {native}")
         try:
             info: ModelInfo = ask(
-                f"{choice.target}.describe", _described, choice, checkpoint.config, head, gives=ModelInfo
+                f"{owner_of(choice)}: describe", _described, choice, checkpoint.config, head, gives=ModelInfo
             )
         except UnknownArchitecture as e:
             families = {_family(architecture): architecture for architecture in known}
             if name != native and (like := families.get(nearest(_family(native), families) or "")):
                 e.fix = f"{e.fix}; nearest of lmkit's own families: {like}"
             raise
+        if not checkpoint.architecture:
+            self._name_architecture(info.architecture)
         self.known.info = replace(info, pooler=complete_pooler(info, checkpoint, task))
         if self.known.info.pooler is not None:
             why = "the checkpoint's modules and configuration"
@@ -232,7 +257,7 @@ class Resolver:
     def _implementation(self, native: str, known: Sequence[str]) -> str:
         """Name of the model plugin: the family's own, or one that runs any. Raises UnknownName for another family's."""
         dist, slash, impl = self.config.model.impl.rpartition("/")
-        general = [name for name in known if NAME.match(name)]  # what else is known is named as an architecture is
+        general = _general(known)
         if impl == "auto" and native not in known and general:
             return general[0]
         if impl in known and impl not in (native, *general):
@@ -364,17 +389,54 @@ class Resolver:
 
     def _choose_template(self) -> None:
         """A plugin's, for the file that the user names or for the checkpoint; without one, files are read as text."""
-        checkpoint = self.known.checkpoint
+        checkpoint, num_outcomes = self.known.checkpoint, len(self.outcomes)
         self._choose(template.KIND)
+        if not any(choice.kind == "template" for choice in self._choices):
+            for outcome in self.outcomes[num_outcomes:]:
+                self._check_template_readers(outcome)
         found = chosen_template(self._choices, self.config.model.chat_template, checkpoint)
         self.known.templates = {"default": found} if found is not None else chat_templates(checkpoint.path)
+
+    def _check_template_readers(self, outcome: Outcome) -> None:
+        """Where no reader is left: one that is meant for the file or the model, and refused, is not passed over.
+
+        Without it the file would be read as a template's text, or the checkpoint's own template would be used. Raises
+        SelectionError. Of a plugin that cannot be loaded nobody knows what it reads: files that usually are a
+        template's text are read, with a warning.
+        """
+        request = outcome.request
+        assert isinstance(request, template.TemplateRequest)
+        suffix = None if request.suffix is None else request.suffix.lower()
+        for candidate in outcome.candidates:
+            if candidate.ok or (suffix is None and [r.code for r in candidate.reasons] == ["experimental"]):
+                continue
+            if isinstance(candidate.spec, template.TemplateSpec):
+                meant = not any(template.refusals(candidate.spec, request))
+                what = f"reads {suffix} files" if suffix is not None else "brings the template of this model"
+            else:
+                meant, what = suffix is not None, f"may read {suffix or 'such'} files"
+            if not meant:
+                continue
+            reason = candidate.reasons[0]
+            said = (
+                f"template plugin {candidate.name!r} ({candidate.dist} {candidate.version}) {what} and cannot be used"
+            )
+            without = f"start without it: LMKIT_PLUGINS_DISABLE=template:{candidate.name}"
+            if candidate.spec is None and suffix in template.TEXT_SUFFIXES:
+                self._warnings.append(f"{said}: {reason}")
+            else:
+                fix = f"{reason.fix}; or {without}" if reason.fix else without
+                raise SelectionError(f"{said}: {reason.code}, needs {reason.needed}, has {reason.offered}",
+                                     [candidate.refused("template")], fix=fix)  # fmt: skip
 
     def _find_ends(self) -> None:
         """What the files name, and what the chat template ends a turn with."""
         checkpoint, info = self.known.checkpoint, self.known.info
+        if info.pooler is None:
+            self._warnings.extend(recommended(checkpoint.generation_config)[1])
         ids = {
             "config": info.eos_token_ids,
-            "generation_config": _ints(checkpoint.generation_config.get("eos_token_id")),
+            "generation_config": end_ids(checkpoint.generation_config)[0],
         }
         self.ends = load_ref(END_TOKENS)(checkpoint, self.plan(), self.config, info, ids)
         self._derive("eos_token_ids", [end.id for end in self.ends], "; ".join(map(str, self.ends)) or "none is named")
@@ -397,7 +459,8 @@ class Resolver:
         proposals = self.host.gather("lmkit_configure", config=config, plan=self.plan(), info=info)
         for module, proposal in proposals:
             if not isinstance(proposal, ConfigProposal):
-                raise PluginError(f"lmkit_configure of {module} returned {proposal!r}, not a ConfigProposal")
+                said = f"lmkit_configure of {module} returned {proposal!r:.80}, not a ConfigProposal"
+                raise PluginError(said, fix=self.host.without(module))
         proposals += self._platform_defaults()
         proposals = [*self._pooling_defaults(proposals), *proposals]
         dims = attention[0].block_sizes if attention else Dims()
@@ -415,7 +478,9 @@ class Resolver:
         length, block = values.get("model.max_length"), values.get("cache.block_size")
         if length is not None and not 0 < int(length.value) <= info.max_length:
             raise ConfigError(
-                f"max_length is {length.value}, the model was made for at most {info.max_length}",
+                f"max_length is {length.value}, the model "
+                + (f"runs with at most {info.max_length} here: " if info.length_note else "was made for at most ")
+                + (info.length_note or str(info.max_length)),
                 fix=f"--max-length {info.max_length}",
             )
         if block is not None and block.value not in dims:
@@ -444,7 +509,8 @@ class Resolver:
     def _platform_defaults(self) -> list[tuple[str, ConfigProposal]]:
         """What the platform suggests; its module loads torch in the worker only."""
         choice = next(c for c in self._choices if c.kind == "platform")
-        owner = f"{choice.target}.defaults"
+        environment, owner = f"{owner_of(choice)}: worker_env", f"{owner_of(choice)}: defaults"
+        ask(environment, partial(_environment, choice, self.config), gives=Mapping)  # it may refuse options
         suggested = ask(owner, _defaults, choice, self.known.info, self._device(), gives=Mapping)
         return [(choice.name, ConfigProposal(key, value, "the platform's default")) for key, value in suggested.items()]
 
@@ -466,7 +532,8 @@ class Resolver:
     def _step(self, topic: str, work: Callable[[], None], needs: Sequence[str] = ()) -> None:
         """Run a step; with `tolerant`, record its failure, and skip it when one that it needs has failed."""
         if not self.tolerant:
-            work()
+            with blaming(self._choices, in_full=True):
+                work()
             return
         for needed in needs:
             if needed in self.errors:
@@ -475,7 +542,8 @@ class Resolver:
                 log.debug("%s is skipped: %s", topic, cause)
                 return
         try:
-            work()
+            with blaming(self._choices, in_full=True):
+                work()
         except LmkitError as e:
             self.errors[topic] = e
 
@@ -547,22 +615,22 @@ def describe(choice: Choice) -> str:
 
 
 def _described(choice: Choice, config: Mapping[str, Any], head: PoolingTask | None) -> ModelInfo:
-    return described(load_target(choice)(**choice.options), config, head)
+    return described(make_target(choice), config, head)
 
 
 def _defaults(choice: Choice, *args: Any) -> Any:
-    return load_target(choice)().defaults(*args)
+    return make_target(choice).defaults(*args)
+
+
+def _environment(choice: Choice, config: EngineConfig) -> Any:
+    return make_target(choice).worker_env(config, 0)
+
+
+def _general(known: Sequence[str]) -> list[str]:
+    """Model plugins that run any architecture. All others are named as an architecture is."""
+    return [name for name in known if NAME.match(name)]
 
 
 def _family(architecture: str) -> str:
     """What an architecture's name begins with: LlamaForCausalLM -> Llama."""
     return architecture.partition("For")[0]
-
-
-def _ints(value: object) -> list[int]:
-    """generation_config's eos_token_id: absent, one id or a list of them. Raises CheckpointError."""
-    found = value if isinstance(value, list) else [] if value is None else [value]
-    ids = [v for v in found if isinstance(v, int) and not isinstance(v, bool) and abs(v) < 1 << 31]
-    if len(ids) != len(found):
-        raise CheckpointError(f"generation_config.json: eos_token_id is {value!r}, needs a token id or a list of them")
-    return ids

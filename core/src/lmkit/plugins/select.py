@@ -23,7 +23,7 @@ from lmkit.api import (
     Tier,
     nearest,
 )
-from lmkit.contracts.errors import said_by
+from lmkit.contracts.errors import is_interrupt, said_by
 from lmkit.kinds import BY_NAME
 from lmkit.plugins.catalog import catalog, install
 from lmkit.plugins.codes import CODES
@@ -240,7 +240,9 @@ def _own_check(spec: Spec, request: SelectRequest) -> list[Refusal]:
         return []
     try:
         reasons = ask(spec.check, _reasons, spec.check, request)
-    except Exception as e:
+    except BaseException as e:
+        if is_interrupt(e):
+            raise
         return [Refusal("check-failed", f"{spec.check} to answer", said_by(e.__cause__ or e))]
     prefix = f"{spec.name}."
     return [r if r.code.startswith(prefix) else Refusal(prefix + r.code, r.needed, r.offered, r.fix) for r in reasons]

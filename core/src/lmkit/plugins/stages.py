@@ -44,8 +44,11 @@ def platform(spec: Spec, request: SelectRequest) -> Refusals:
 
 def features(spec: Spec, request: SelectRequest) -> Refusals:
     """Stage 8: what the request needs and the spec does not declare. A spec without a features field declares none."""
-    for name in sorted(request.needed() - getattr(spec, "features", frozenset())):
-        yield Refusal("feature", name, f"declares {listed(getattr(spec, 'features', ()))}")
+    declared: frozenset[str] = getattr(spec, "features", frozenset())
+    lacking = BY_NAME[request.kind].lacking
+    for name in sorted(request.needed() - declared):
+        offered = f"a plugin with {listed(declared)}" if declared else "a plugin that declares no features"
+        yield Refusal("feature", f"{name}: {lacking[name]}" if name in lacking else name, offered)
 
 
 def data_refusals(

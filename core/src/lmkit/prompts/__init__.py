@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import json
 import re
+import string
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from hashlib import sha256
 from typing import Any, Literal
 
 from lmkit.api import MARK, ChatRenderer, InvalidParam, TemplateFailed
@@ -29,6 +31,9 @@ _END = "\u2061lmkit-end\u2061"  # marks the end of a message that is to be conti
 _PROBE = "lmkitprobe"
 _USER = [{"role": "user", "content": _PROBE}]
 _PARTS = [{"role": "user", "content": [{"type": "text", "text": f"{_PROBE}{i}"} for i in (1, 2)]}]
+_TOOL = {"type": "function", "function": {"name": "f", "description": "A tool", "parameters": {"type": "object"}}}
+_SHORT_ID = 9  # characters of an id of a call: Mistral's templates take no other length
+_ID_LETTERS = string.digits + string.ascii_letters
 
 
 class PromptRenderer(ChatRenderer):
@@ -76,6 +81,8 @@ class PromptRenderer(ChatRenderer):
                 known = ", ".join(sorted(self.options)) or "none"
                 raise InvalidParam("chat_template_kwargs", key, f"a variable of the chat template ({known})")
         shaped = [self._shape(m) for m in messages]
+        if any(message.get("tool_calls") or message["role"] == "tool" for message in shaped):
+            self._identify_calls(shaped)
         if continue_final_message:
             add_generation_prompt = False
             _mark_end(shaped)
@@ -92,22 +99,92 @@ class PromptRenderer(ChatRenderer):
         return probe(self)
 
     def _shape(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Content as this template wants it; arguments of earlier calls as objects; None as "nothing"."""
-        shaped = {k: v for k, v in message.items() if v is not None}
+        """The message as this template wants it: content in its form, arguments of calls that it can walk over, and no
+        field that says nothing (templates take an empty list of calls for calls)."""
+        shaped = {key: value for key, value in message.items() if value not in (None, "", [], {})}
         content = message.get("content")
         if isinstance(content, list) and self.content == "string":
             shaped["content"] = "\n".join(part["text"] for part in content)
-        elif isinstance(content, str) and self.content == "list":
-            shaped["content"] = [{"type": "text", "text": content}]
-        elif content is None:
-            shaped["content"] = ""
+        elif not content or (isinstance(content, str) and self.content == "list"):
+            shaped["content"] = [{"type": "text", "text": content or ""}] if self.content == "list" else ""
         if message.get("tool_calls"):
-            shaped["tool_calls"] = [_shape_call(c) for c in message["tool_calls"]]
+            shaped["tool_calls"] = [self._shape_call(call) for call in message["tool_calls"]]
         return {"role": None, **shaped}
+
+    def _shape_call(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        function = dict(call["function"])
+        text = function.get("arguments") or "{}"
+        try:
+            arguments = json.loads(text) if isinstance(text, str) else text
+        except (ValueError, RecursionError):
+            arguments = text
+        if isinstance(arguments, Mapping):
+            function["arguments"] = arguments
+        elif arguments is None or (isinstance(text, str) and not text.strip()):
+            function["arguments"] = {}
+        elif not self.shows_text_arguments:
+            function["arguments"] = {"arguments": text}
+        return {**call, "function": function}
+
+    def _identify_calls(self, messages: list[dict[str, Any]]) -> None:
+        """Gives ids to calls and results without one, in order, and replaces ids that the template would refuse."""
+        unanswered: list[dict[str, Any]] = []
+        number = 0
+        for message in messages:
+            if calls := message.get("tool_calls"):
+                message["tool_calls"] = unanswered = [dict(call) for call in calls]
+                for call in unanswered:
+                    call["id"] = self._call_id(call.get("id"), number)
+                    number += 1
+                unanswered = list(unanswered)
+            elif message["role"] == "tool":
+                message["tool_call_id"] = self._result_id(message, unanswered, number)
+
+    def _result_id(self, message: Mapping[str, Any], unanswered: list[dict[str, Any]], number: int) -> str:
+        """The id of the call that a result belongs to; without a word about it, the next one of that tool's name."""
+        id = message.get("tool_call_id")
+        if id:
+            id = self._call_id(id, number)
+            answered = next((call for call in unanswered if call["id"] == id), None)
+        else:
+            named = (call for call in unanswered if call["function"].get("name") == message.get("name"))
+            answered = next(named, unanswered[0] if unanswered else None)
+            id = answered["id"] if answered is not None else self._call_id(None, number)
+        if answered is not None:
+            unanswered.remove(answered)
+        return str(id)
+
+    def _call_id(self, id: object, number: int) -> str:
+        if not id:
+            return f"call{number:05d}"[-_SHORT_ID:]
+        text = str(id)
+        return text if self.takes_any_call_id or _is_short(text) else short_id(text)
+
+    @cached_property
+    def shows_text_arguments(self) -> bool:
+        """Whether arguments that are a text, and no JSON object, are shown as it is; other templates walk over them."""
+        return self._shows_call(_PROBE, "0" * _SHORT_ID)
+
+    @cached_property
+    def takes_any_call_id(self) -> bool:
+        """Whether ids of calls may have any length; True also when the template shows no calls whatever their ids."""
+        long, short, usual = (self._shows_call({_PROBE: _PROBE}, "0" * length) for length in (24, 1, _SHORT_ID))
+        return (long and short) or not usual
+
+    def _shows_call(self, arguments: object, id: str) -> bool:
+        call = {"id": id, "type": "function", "function": {"name": "f", "arguments": arguments}}
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": id, "name": "f", "content": "1"},
+        ]  # fmt: skip
+        if self.content == "list":
+            for message in messages:
+                message["content"] = [{"type": "text", "text": message["content"]}]
+        return any(self._seen(messages, tools) for tools in ([], [_TOOL]))
 
     def find_content(self) -> Literal["string", "list", "both"]:
         """Asked by rendering: a list that is shown part by part, and not as Python would print it, is understood."""
-        strings = self._shows(_USER)
+        strings = self.shows_user()
         self.content = "both"
         try:
             text = self.run([dict(m) for m in _PARTS], [], {}, [], True)
@@ -116,23 +193,29 @@ class PromptRenderer(ChatRenderer):
         lists = f"{_PROBE}1" in text and f"{_PROBE}2" in text and "'type'" not in text and '"type"' not in text
         return "both" if strings and lists else "list" if lists else "string"
 
-    def _shows(self, messages: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the template renders these messages, and the probe in them is seen."""
+    def shows_user(self) -> bool:
+        """Whether the template renders a message of the user, and its text is seen."""
+        return self._seen([dict(message) for message in _USER], [])
+
+    def _seen(self, messages: list[dict[str, Any]], tools: list[Any]) -> bool:
         try:
-            return _PROBE in self.run([self._shape(m) for m in messages], [], {}, [], True)
+            return _PROBE in self.run(messages, tools, {}, [], True)
         except TemplateFailed:
             return False
 
 
-def _shape_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = dict(call["function"])
-    try:
-        arguments = json.loads(function.get("arguments") or "{}")
-    except (ValueError, TypeError):
-        arguments = None
-    if isinstance(arguments, dict):
-        function["arguments"] = arguments
-    return {**call, "function": function}
+def _is_short(id: str) -> bool:
+    return len(id) == _SHORT_ID and id.isascii() and id.isalnum()
+
+
+def short_id(id: str) -> str:
+    """Nine letters and digits for an id of a call: always the same ones, others for another id."""
+    number = int.from_bytes(sha256(id.encode("utf-8", "replace")).digest()[:8])
+    letters = []
+    for _ in range(_SHORT_ID):
+        number, letter = divmod(number, len(_ID_LETTERS))
+        letters.append(_ID_LETTERS[letter])
+    return "".join(letters)
 
 
 def _mark_end(messages: list[dict[str, Any]]) -> None:

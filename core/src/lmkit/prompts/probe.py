@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmkit.api import ChatRenderer, LmkitError
+from lmkit.api import ChatRenderer, LmkitError, TemplateFailed
 
 _SEEN = "lmkitprobe"
 _USER = {"role": "user", "content": "Hello"}
@@ -71,9 +71,14 @@ def _try(renderer: ChatRenderer, messages: Sequence, tools: Sequence, texts: tup
     try:
         text = renderer.render(messages, tools)
     except LmkitError as e:
-        return f"no: {e.message}"
+        return _refusal(e)
     missing = [t for t in texts if t not in text]
     return "no: it is dropped" if missing else "yes"
+
+
+def _refusal(error: LmkitError) -> str:
+    """The finding that names the error; messages of the battery have no numbers that a user knows."""
+    return f"no: {error.cause if isinstance(error, TemplateFailed) else error.message}"
 
 
 def _prefill(renderer: ChatRenderer) -> str:
@@ -81,7 +86,7 @@ def _prefill(renderer: ChatRenderer) -> str:
     try:
         text = renderer.render([_USER, {"role": "assistant", "content": _SEEN}], continue_final_message=True)
     except LmkitError as e:
-        return f"no: {e.message}"
+        return _refusal(e)
     return "yes" if text.endswith(_SEEN) else "no: the message does not end the prompt"
 
 
@@ -93,6 +98,6 @@ def _switch(renderer: ChatRenderer) -> str:
         try:
             on, off = (renderer.render([_USER], kwargs={name: value}) for value in (True, False))
         except LmkitError as e:
-            return f"no: {e.message}"
+            return _refusal(e)
         return name if on != off else f"no: {name} changes nothing"
     return "no: there is none"

@@ -58,15 +58,16 @@ class Scheduler:
 
     def __init__(
         self, limits: SchedLimits, kv: KVConfig, policy: OrderPolicy, clock: Callable[[], float] = monotonic,
-        connector: KVConnector | None = None,
+        connector: KVConnector | None = None, owner: str = "",
     ) -> None:  # fmt: skip
-        """Raises ConfigError when the limits contradict each other. `clock`: seconds; it decides nothing."""
+        """Raises ConfigError when the limits contradict each other. `clock`: seconds; it decides nothing. `owner`: how
+        errors name the policy's plugin."""
         if limits.lookahead and limits.depth > 1 and not limits.apart:
             raise ConfigError(f"draft tokens need one step in flight, depth is {limits.depth}", fix="--depth 1")
         if min(limits.max_tokens, limits.max_rows, limits.depth) < 1 or limits.lookahead < 0:
             raise ConfigError(f"scheduler limits must be positive: {limits}")
         self.limits, self.clock = limits, clock
-        self.ordering = Ordering(policy)
+        self.ordering = Ordering(policy, owner)
         self.groups = make_groups(kv)
         self.block_size = self.groups[0].block_size
         self.zeroed = [i for i, g in enumerate(self.groups) if not g.grows]
@@ -142,15 +143,30 @@ class Scheduler:
         plan = StepPlan(self.totals.num_steps)
         for group in self.groups:
             group.pool.step = plan.step
+        preferred = self._go_first()
         self._give_way()
         long: list[RowWork] = []
-        budget = self._grow_running(plan, long)
+        budget = self._grow_running(plan, long, preferred)
         self._admit_waiting(plan, long, budget)
         plan.rows += long
         plan.gone, self._gone = self._gone, plan.gone
         if self.outside is not None:
             self.outside.settle(plan)
         return plan
+
+    def _go_first(self) -> Request | None:
+        """The request that the policy serves in this step, moved to the front of those that wait."""
+        if not self.ordering.promotes or not self.waiting or self._alone:
+            return None
+        found = self.ordering.first([r for r in self.waiting if not r.gates], self.running.items)
+        if found is None:
+            return None
+        r, key = found
+        if key != r.admit_key:
+            self.waiting.remove(r.admit_key, r)
+            r.admit_key = key
+            self.waiting.add(key, r)
+        return r
 
     def _give_way(self) -> None:
         """Where the first that waits has no room, the policy may name a row that goes back to waiting behind it."""
@@ -161,9 +177,14 @@ class Scheduler:
         if full and (victim := self.ordering.victim(first, self.running.items)) is not None:
             self._preempt(victim)
 
-    def _grow_running(self, plan: StepPlan, long: list[RowWork]) -> int:
-        """Give every running request its next positions, in order. Returns the budget left; 0 after a preemption."""
+    def _grow_running(self, plan: StepPlan, long: list[RowWork], preferred: Request | None = None) -> int:
+        """Give every running request its next positions, in order. Returns the budget left; 0 after a preemption.
+
+        A prompt that takes several steps leaves a token for each row behind it, half of what is left where one of
+        another tenant is behind it, and half of the budget for `preferred`, which waits.
+        """
         budget = self.limits.max_tokens
+        kept = min(len(preferred.tokens), budget // 2) if preferred is not None else 0
         rows = self.running.items
         share = self._share(plan) if self.limits.apart else 0  # 0: as many as like, whatever is in flight
         i, preempted = 0, False
@@ -176,6 +197,8 @@ class Scheduler:
                 continue
             if share and (r.num_inflight or (n <= 1 + len(r.drafts) and len(plan.rows) >= share)):
                 continue
+            if n > 1 + len(r.drafts):
+                n = min(n, self._chunk(r, rows[i:], budget, kept))
             n = min(n, budget)
             if r.keep_at:
                 n = self._keep_state(plan, r, n)
@@ -187,6 +210,12 @@ class Scheduler:
             self._seal(plan, long, r, n)
             budget -= n
         return 0 if preempted else budget
+
+    def _chunk(self, r: Request, behind: list[Request], budget: int, kept: int) -> int:
+        """How many positions of its prompt a running request may compute, at least one. `behind`: rows after it."""
+        if any(o.tenant != r.tenant and len(o.tokens) + o.num_inflight - o.num_computed > 1 for o in behind):
+            budget //= 2
+        return max(1, budget - min(len(behind), budget // 2) - kept)
 
     def _share(self, plan: StepPlan) -> int:
         """How many rows may decode in this step, so that those in flight have as many, and those yet to come, too."""

@@ -9,9 +9,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from lmkit.api import DeclaredFormat, Grammar, RequestError, Thinking, ToolChoice, ToolDef
+from lmkit.api import (
+    DeclaredFormat,
+    Grammar,
+    GrammarError,
+    InvalidParam,
+    RequestError,
+    Thinking,
+    ToolChoice,
+    ToolDef,
+    checked_schema,
+)
 from lmkit.text.formats import AnyFormat
 
 Format = dict[str, Any]
@@ -99,6 +110,7 @@ def _loads(source: str) -> Any:
 def _calls(fmt: AnyFormat, tools: Sequence[ToolDef], choice: ToolChoice, parallel: bool) -> Format | Grammar:
     """One call or more; with choice "auto", free text with calls in it."""
     found: Format | Grammar | None
+    tools = [_checked(tool) for tool in tools]
     if isinstance(fmt, DeclaredFormat):
         found = fmt.tag(tools, free=choice.mode == "auto", parallel=parallel)
     else:
@@ -108,6 +120,16 @@ def _calls(fmt: AnyFormat, tools: Sequence[ToolDef], choice: ToolChoice, paralle
             f"calls in the tool format {fmt.name!r} cannot be constrained", fix="use tool_choice 'auto', without strict"
         )
     return found
+
+
+def _checked(tool: ToolDef) -> ToolDef:
+    """The tool with a well-formed schema. Raises InvalidParam that names what is not."""
+    try:
+        return replace(tool, parameters=checked_schema(tool.parameters))
+    except GrammarError as e:
+        raise InvalidParam(
+            f"tools: parameters of {tool.name}", tool.parameters, f"a JSON schema: {e.message}"
+        ) from None
 
 
 TOOL_NAME = re.compile(r"[\w.:/@$-]{1,128}")  # what stands in every format without being taken for something else

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lmkit.api import ChatRenderer, DeclaredFormat, LmkitError
-from lmkit.files import chat_templates, content_of, read_object, read_own
+from lmkit.files import chat_templates, content_of, read_object, read_own, tokenizer_settings
 from lmkit.plugins.chat_templates import chosen_template
 from lmkit.prompts import shown
 from lmkit.text.renderer import open_renderer
@@ -59,7 +59,7 @@ def find_ends(
     if not sources and plan.choice("tokenizer") is not None and not (folder / "tokenizer.json").is_file():
         for token in load_tokenizer(checkpoint, plan, config).eos_token_ids:
             sources.setdefault(token, []).append("tokenizer")
-    settings = read_object(folder / "special_tokens_map.json") | read_object(folder / "tokenizer_config.json")
+    settings = tokenizer_settings(folder)
     eos = content_of(settings.get("eos_token"))
     names = _tokens(folder, settings, eos)
     found = [("tokenizer", eos)] if eos else []
@@ -94,6 +94,8 @@ def _tokens(folder: Path, settings: Mapping[str, Any], eos: str) -> dict[str, in
     if isinstance(more, dict):
         numbered = [(str(key), e) for key, e in more.items()]
         entries += [{"id": int(n), "content": content_of(e)} for n, e in numbered if n.isdecimal() and len(n) < 10]
+    else:
+        entries += [{"id": n, "content": text} for text, n in read_object(folder / "added_tokens.json").items()]
     names = {
         e["content"]: e["id"] for e in reversed(entries)
         if isinstance(e, dict) and isinstance(e.get("content"), str) and isinstance(e.get("id"), int)

@@ -47,13 +47,14 @@ def start_parser(
     template_kwargs: Mapping[str, object] | None = None,
     *,
     constrained: bool = False,
+    owner: str = "",
 ) -> StreamParser:
     """A parser for one choice, see `DeclaredFormat.build`. Raises PluginError for a plugin's parser that cannot be
-    started.
+    started. `owner`: how errors name the plugin.
     """
     if isinstance(fmt, DeclaredFormat):
         return fmt.build(prompt_tail, tools, template_kwargs or {}, constrained=constrained)
-    return PluginParser(fmt, prompt_tail or "", tools)
+    return PluginParser(fmt, prompt_tail or "", tools, owner)
 
 
 class Chain:

@@ -5,6 +5,8 @@ A template is written for what its model writes, so a format that cannot read it
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
@@ -19,6 +21,7 @@ from lmkit.api import (
     ResolvedPlan,
     Text,
     ToolArgs,
+    ToolCut,
     ToolDef,
     ToolStart,
 )
@@ -28,7 +31,10 @@ from lmkit.text.renderer import open_renderer
 
 NAME = "get_weather"
 TOOL = ToolDef(NAME, "Weather of a city", {
-    "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"],
+    "type": "object", "required": ["city"],
+    "properties": {  # some templates cannot do without descriptions
+        "city": {"type": "string", "description": "Name"}, "days": {"type": "integer", "description": "Number of days"},
+    },
 })  # fmt: skip
 # The second is what templates show well that write Python's spelling of an object
 _ARGUMENTS = ('{"city": "Paris", "days": 3}', "{}")
@@ -36,29 +42,37 @@ _THOUGHT, _ANSWER = "lmkitthought", "lmkitanswer"
 _USER = {"role": "user", "content": "Hello"}
 _KEYS = ("reasoning_content", "reasoning", "thinking")
 _TAIL = 256  # characters of the prompt that parsers look at
+_MAX_MARKER = 64  # characters of a marker that may have begun at the end of a common beginning
+_TAG = re.compile(r"<[^<>\n]+>|\[[^][\n]+\]")  # looks like a marker
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What a template writes after the `tail` of a prompt, and what is in it: a call's arguments, or reasoning."""
+    """The text that a template writes after the beginning of a prompt, with a call's arguments or reasoning in it."""
 
     kind: str
-    tail: str
+    begin: str
     written: str
     arguments: str = ""
+    is_prompt: bool = False  # `begin` is a whole prompt: an output goes on there, even within a marker
 
     def left_by(self, fmt: AnyFormat) -> int | None:
         """Characters that `fmt` takes for content; None when it does not read what is in it."""
-        parser = start_parser(fmt, self.tail, (TOOL,))
-        events = [*parser.feed(self.written), *parser.flush()]
+        text, at = self.begin + self.written, len(self.begin)
+        if not self.is_prompt:
+            at = before_marker(text, at, fmt.keep_special)
+        parser = start_parser(fmt, text[max(0, at - _TAIL) : at], (TOOL,))
+        events = [*parser.feed(text[at:]), *parser.flush()]
         content = "".join(e.text for e in events if isinstance(e, Text)).strip()
         if self.kind == "reasoning_parser":
             thought = "".join(e.text for e in events if isinstance(e, Reasoning)).strip()
             return len(content) if thought == _THOUGHT and _ANSWER in content else None
+        if any(isinstance(e, ToolCut) for e in events):
+            return None
         names = [e.name for e in events if isinstance(e, ToolStart)]
         arguments = "".join(e.json_fragment for e in events if isinstance(e, ToolArgs))
-        same = arguments.replace(" ", "") == self.arguments.replace(" ", "")
-        return len(content) if names == [NAME] and same else None
+        is_same = names == [NAME] and json.loads(arguments) == json.loads(self.arguments)
+        return len(content) if is_same else None
 
 
 class Readback:
@@ -104,19 +118,20 @@ class Readback:
         for arguments in _ARGUMENTS:
             call = {"id": "123456789", "type": "function", "function": {"name": NAME, "arguments": arguments}}
             text = self._render([_USER, {"role": "assistant", "content": "", "tool_calls": [call]}], tools)
-            begin = max((_common(text, other) for other in (plain, prompt)), key=len)
-            if NAME in text[len(begin) :]:
-                yield Shown("tool_parser", begin[-_TAIL:], _without(text[len(begin) :], plain), arguments)
+            at = max(goes_on(text, rendered) for rendered in (plain, prompt))
+            if NAME in text[at:]:
+                written = _without(text[at:], plain)
+                yield Shown("tool_parser", text[:at], written, arguments, is_prompt=text[:at] == prompt)
 
     def _reasoning(self) -> Iterable[Shown]:
         prompt = self._render([_USER], add_generation_prompt=True)
         for key in _KEYS:
             text = self._render([_USER, {"role": "assistant", key: _THOUGHT, "content": _ANSWER}])
-            begin = _common(text, prompt)
-            written = _without(text[len(begin) :], text)
+            at = goes_on(text, prompt)
+            written = _without(text[at:], text)
             if _THOUGHT in written and _ANSWER in written:
-                for tail in dict.fromkeys((begin, prompt)):
-                    yield Shown("reasoning_parser", tail[-_TAIL:], written)
+                for begin in dict.fromkeys((text[:at], prompt)):
+                    yield Shown("reasoning_parser", begin, written, is_prompt=begin == prompt)
                 return
 
     def _render(self, messages: Any, tools: Any = (), *, add_generation_prompt: bool = False) -> str:
@@ -129,15 +144,40 @@ class Readback:
             return ""
 
 
-def _common(a: str, b: str) -> str:
-    """How both begin."""
-    return "".join(x for x, _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+def goes_on(text: str, prompt: str) -> int:
+    """Where `text`, a longer conversation, goes on otherwise than `prompt` does, but not within a marker: a prompt that
+    ends in <think> and a history with <tool_call> part before the "<", and not behind the "<t".
+    """
+    at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, prompt, strict=False)))
+    return at if at == len(prompt) else before_marker(text, at)
+
+
+def before_marker(text: str, at: int, markers: Iterable[str] = ()) -> int:
+    """The beginning of the first marker that `at` would cut in two: of one of `markers` or a tag; `at` otherwise."""
+    start = max(0, at - _MAX_MARKER)
+    around = text[start : at + _MAX_MARKER]
+    starts = [m.start() for m in _TAG.finditer(around) if m.start() < at - start < m.end()]
+    for marker in markers:
+        for num_before in range(1, len(marker)):
+            if num_before <= at and text.startswith(marker, at - num_before):
+                starts.append(at - start - num_before)
+    return start + min(starts) if starts else at
 
 
 def _without(text: str, plain: str) -> str:
-    """`text` without the end that an answer in `plain` has too."""
+    """`text` without the end that an answer in `plain` has too, or the part of it from some marker on."""
     _, found, end = plain.rpartition(_ANSWER)
-    return text.removesuffix(end) if found and end else text
+    if not found:
+        return text
+    pairs = zip(reversed(text), reversed(end), strict=False)
+    num_common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    at = len(text) - num_common
+    if num_common < len(end):  # whole markers only
+        match = _TAG.search(text, at)
+        at = len(text) if match is None else match.start()
+        if before_marker(text, at) < at:
+            at = len(text)
+    return text[:at]
 
 
 def _left(case: Shown, load: Callable[[str], AnyFormat], name: str, *, runs: bool) -> tuple[int | None, int]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from lmkit.api import ChatRenderer, ChatWriter, ResolvedPlan, TemplateFailed
+from lmkit.api import ChatRenderer, ChatWriter, ResolvedPlan, TemplateFailed, owner_of
 from lmkit.plugins import load_target
 from lmkit.plugins.catalog import install_command
 from lmkit.plugins.refs import ask
@@ -22,7 +23,7 @@ def open_renderer(plan: ResolvedPlan, source: str, special_tokens: Mapping[str, 
     if choice is None:
         return NullRenderer()
     make = partial(load_target(choice), source, special_tokens, **options, **choice.options)
-    made: ChatRenderer = ask(f"renderer {choice.name} of {choice.dist}", make, gives=ChatRenderer)
+    made: ChatRenderer = ask(owner_of(choice), make, gives=ChatRenderer)
     return made
 
 
@@ -58,10 +59,29 @@ class WriterRenderer(PromptRenderer):
         add_generation_prompt: bool,
     ) -> str:  # fmt: skip
         options = {key: kwargs[key] for key in self._writer.options if key in kwargs}
+
+        def write(count: int) -> str:
+            """The prompt of so many of the messages."""
+            return self._writer.write(messages[:count], tools, options, add_generation_prompt=add_generation_prompt)
+
         try:
-            text = self._writer.write(messages, tools, options, add_generation_prompt=add_generation_prompt)
+            text = write(len(messages))
         except Exception as e:  # whatever a writer does not take is the request's fault
-            raise TemplateFailed(f"the chat template: {type(e).__name__} ({str(e)[:200]})") from e
+            words = f"{type(e).__name__} ({str(e)[:200]})"
+            raise TemplateFailed(f"the chat template: {words}", index=_refused(write, len(messages), e)) from e
         if len(text) > MAX_PROMPT:
             raise TemplateFailed(f"the chat template used more than it may: {MAX_PROMPT} characters of output")
         return text
+
+
+def _refused(write: Callable[[int], str], count: int, error: Exception) -> int:
+    """The index of the message that a writer refuses: the last of the fewest messages that give the same error."""
+
+    def fails(count: int) -> bool:
+        try:
+            write(count)
+        except Exception as e:
+            return type(e) is type(error) and str(e) == str(error)
+        return False
+
+    return bisect_left(range(1, count), True, key=fails)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,8 @@ from lmkit.api import (
     Checkpoint,
     CheckpointError,
     CheckpointOptions,
+    Choice,
     DeclaredFormat,
-    InvalidParam,
     ResolvedPlan,
     SamplingParams,
     TemplateFailed,
@@ -21,8 +21,10 @@ from lmkit.api import (
     ToolChoice,
     ToolDef,
     Vocabulary,
+    owner_of,
 )
 from lmkit.files import chat_templates
+from lmkit.generation import end_ids, recommended
 from lmkit.plugins import load_target
 from lmkit.plugins.catalog import install_command
 from lmkit.plugins.chat_templates import chosen_template
@@ -38,8 +40,7 @@ if TYPE_CHECKING:
     from lmkit.api import ChatRenderer
     from lmkit.contracts.config import EngineConfig, ModelConfig
 
-_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # read from generation_config
-_TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "chat_template.*")
+_TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "chat_template.*")
 _AT_ONCE = 1 << 16  # tokens
 TAIL = 256  # characters of the prompt that parsers look at
 
@@ -53,6 +54,7 @@ class TextSide:
     tool_format: AnyFormat | None = None
     reasoning_format: AnyFormat | None = None
     default_params: Mapping[str, Any] | None = None
+    choices: tuple[Choice, ...] = ()  # the plugins that errors may come from
 
     @classmethod
     def open(cls, checkpoint: Checkpoint, resolved: ResolvedPlan, config: EngineConfig) -> TextSide:
@@ -64,8 +66,10 @@ class TextSide:
         tokenizer = load_tokenizer(checkpoint, resolved, config)
         if not (template or tokenizer.chat_template or config.model.tokenizer):
             template = chat_templates(checkpoint.path).get("default")
+        defaults, _ = recommended(checkpoint.generation_config)
         formats = format_of(resolved, "tool_parser"), format_of(resolved, "reasoning_parser")
-        return cls(tokenizer, _renderer(resolved, tokenizer, template, formats), *formats, _defaults(checkpoint))
+        renderer = _renderer(resolved, tokenizer, template, formats)
+        return cls(tokenizer, renderer, *formats, defaults, resolved.choices)
 
     def render_chat(
         self,
@@ -158,15 +162,20 @@ class TextSide:
         skip_special: bool = True,
         single_call: bool = False,
         constrained: bool = False,
+        whole_calls: bool | Collection[str] = False,
     ) -> OutputStream:
         """The stream of one choice. `parse=False`: all output is text (completions, reasoning is not separated).
 
         `constrained`: `constrain` says that the answer is calls, or one text in which markers are text. What is not
         parsed, or goes on with a message (`continued`), joins to the text of `prompt_ids`; other answers begin anew.
+        `whole_calls`: see OutputStream.
         """
         context = prompt_ids if continued or not parse else ()
         formats = in_order(self.reasoning_format, self.tool_format if tools else None) if parse else []
-        stages = [start_parser(fmt, prompt_tail, tools, constrained=constrained) for fmt in formats]
+        stages = [
+            start_parser(fmt, prompt_tail, tools, constrained=constrained, owner=self._owner_of_format(fmt))
+            for fmt in formats
+        ]
         keep = frozenset[str]().union(*(fmt.keep_special for fmt in formats))
         return OutputStream(
             params,
@@ -177,7 +186,13 @@ class TextSide:
             Usage(len(prompt_ids)),
             show_stop=include_stop,
             single_call=single_call,
+            whole_calls=whole_calls,
+            choices=self.choices,
         )
+
+    def _owner_of_format(self, fmt: AnyFormat) -> str:
+        kind = "tool_parser" if fmt is self.tool_format else "reasoning_parser"
+        return next((owner_of(choice) for choice in self.choices if choice.kind == kind), "")
 
 
 def _renderer(
@@ -208,7 +223,7 @@ def load_tokenizer(checkpoint: Checkpoint, resolved: ResolvedPlan, config: Engin
     if choice is None:
         raise _no_reader(folder)
     make = partial(load_target(choice), folder, eos_token_ids=eos, **choice.options)
-    made: Tokenizer = ask(f"tokenizer {choice.name} of {choice.dist}", make, gives=Tokenizer)
+    made: Tokenizer = ask(owner_of(choice), make, gives=Tokenizer)
     return made
 
 
@@ -247,24 +262,11 @@ def format_of(resolved: ResolvedPlan, kind: str) -> Any:
     choice = resolved.choice(kind)
     if choice is None:
         return None
-    return made_format(f"{kind} {choice.name!r} of {choice.dist}", load_target(choice), **choice.options)
-
-
-def _defaults(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What the checkpoint recommends. A bad value is its fault, so it must not look like one of each request."""
-    given: dict[str, Any] = {k: v for k in _DEFAULTS if (v := checkpoint.generation_config.get(k)) is not None}
-    try:
-        SamplingParams(**given)
-    except InvalidParam as e:
-        raise CheckpointError(f"generation_config.json: {e.message}", fix="correct or remove that line") from e
-    return given
+    return made_format(owner_of(choice), load_target(choice), **choice.options)
 
 
 def _eos_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
-    for source in (checkpoint.generation_config, checkpoint.config):
-        value = source.get("eos_token_id")
-        if isinstance(value, int):
-            return (value,)
-        if isinstance(value, list):
-            return tuple(v for v in value if isinstance(v, int))
-    return ()
+    if ids := end_ids(checkpoint.generation_config)[0]:
+        return tuple(ids)
+    value = checkpoint.config.get("eos_token_id")
+    return tuple(v for v in (value if isinstance(value, list) else [value]) if isinstance(v, int))

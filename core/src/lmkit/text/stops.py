@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 
 class Stops:
-    """feed(text) -> (text that is safe to emit, the stop string found or None)."""
+    """Finds stop strings: feed(text) -> (text that is safe to emit, the stop string found or None)."""
 
     __slots__ = ("_held", "_include", "_prefixes", "_reach", "_strings")
 
@@ -21,11 +21,19 @@ class Stops:
         self._reach = max(map(len, strings), default=1) - 1
         self._held = ""
 
-    def feed(self, text: str) -> tuple[str, str | None]:
+    @property
+    def pending(self) -> int:
+        """Characters that are held back because they may begin a stop string."""
+        return len(self._held)
+
+    def feed(self, text: str, exempt: int = 0) -> tuple[str, str | None]:
+        """A stop string that ends within the first `exempt` characters of `text` does not count. One that begins there
+        and ends behind them does."""
         if not self._strings or not text:
             return text, None
+        seen = len(self._held) + exempt
         text = self._held + text
-        found = self._first(text)
+        found = self._first(text, seen)
         if found is not None:
             self._held = ""
             end, stop = found
@@ -39,11 +47,12 @@ class Stops:
         held, self._held = self._held, ""
         return held
 
-    def _first(self, text: str) -> tuple[int, str] | None:
+    def _first(self, text: str, seen: int) -> tuple[int, str] | None:
+        """The end of the first stop string that ends behind `seen` characters, and the string."""
         best: tuple[int, int, str] | None = None  # end, -length, string
         for stop in self._strings:
             # a longer stop must not be looked for beyond the best end: that keeps the search linear
-            at = text.find(stop, 0, best[0] if best else len(text))
+            at = text.find(stop, max(0, seen - len(stop) + 1), best[0] if best else len(text))
             if at >= 0 and (best is None or (at + len(stop), -len(stop)) < best[:2]):
                 best = (at + len(stop), -len(stop), stop)
         return None if best is None else (best[0], best[2])

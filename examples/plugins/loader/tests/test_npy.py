@@ -14,6 +14,13 @@ KINDS = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torc
 class TestNpy(LoaderConformance):
     plugin = "loader:npy"
 
+    def write(self, folder, tensors):
+        """The kit checks that what is written here is found, read back, and refused where it is damaged."""
+        (folder / "from").mkdir()
+        save_file(tensors, folder / "from" / "model.safetensors")
+        convert(folder / "from", folder / "to")
+        (folder / "to" / "tensors").rename(folder / "tensors")
+
 
 @pytest.fixture
 def made(tmp_path):

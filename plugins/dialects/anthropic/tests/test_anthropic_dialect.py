@@ -138,14 +138,16 @@ async def test_a_last_answer_is_continued(post: Any) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "no images"),
         ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "no documents"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text is required"),
-        ({"messages": [{"role": "user", "content": []}]}, "messages.0.content has no blocks"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id is required"),
-        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f"}]}]}, "input"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a"}]}]}, "name"),
         (
             {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]},  # noqa: E501
-            "Send their results",
+            "Send the results of its calls",
         ),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}], "tool_choice": {"type": "any"}},
+         "web_search_20250305"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}], "tool_choice": {"type": "tool", "name": "bash"}},
+         "tool_choice"),
         ({"tools": [{"name": "f"}]}, "tools.0.input_schema is required"),
         ({"tool_choice": {"type": "tool"}, "tools": [WEATHER]}, "names the tool"),
         ({"tool_choice": {"type": "tool", "name": "g"}, "tools": [WEATHER]}, "no tool 'g'"),
@@ -154,7 +156,6 @@ async def test_a_last_answer_is_continued(post: Any) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": 3}, "temperature"),
         ({"stop": ["x"]}, "stop_sequences"),
-        ({"nonsense": 1}, "nonsense"),
         ({"model": "other"}, "no model 'other'"),
     ],
     ids=str,
@@ -336,6 +337,45 @@ blocks = st.lists(st.fixed_dictionaries({"type": kinds}, optional={
 turns = st.lists(st.fixed_dictionaries({
     "role": st.sampled_from(["user", "assistant", "system"]), "content": st.text(max_size=9) | blocks,
 }), max_size=4)  # fmt: skip
+
+
+async def test_tools_of_services_are_left_out(post: Any) -> None:
+    llm = scripted("Hello.")
+    hosted = [{"type": "web_search_20250305", "name": "web_search"}, {"type": "bash_20250124", "name": "bash"}]
+    answer = await post(llm, HELLO | {"tools": [*hosted, WEATHER]})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-lmkit-warnings"] == "dropped: tools.bash_20250124, tools.web_search_20250305"
+    prompt = llm.text.decode_all(llm.client.requests[0].token_ids)
+    assert "get_weather" in prompt
+    assert "web_search" not in prompt
+
+
+async def test_a_history_from_elsewhere_is_read(post: Any) -> None:
+    """Texts of documents are read; what services did is left out; arguments may be anything."""
+    llm = scripted("Hello.")
+    document = {"type": "document", "title": "Notes", "source": {"type": "text", "data": "the plan",
+                                                                 "media_type": "text/plain"}}  # fmt: skip
+    messages = [
+        {"role": "user", "content": [document, {"type": "text", "text": "Well?"}]},
+        {"role": "assistant", "content": [
+            {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}},
+            {"type": "web_search_tool_result", "tool_use_id": "s", "content": {"type": "error", "error_code": "x"}},
+            {"type": "text", "text": "I see."},
+            {"type": "tool_use", "id": "a", "name": "get_weather", "input": None},
+            {"type": "tool_use", "id": "b", "name": "get_weather", "input": "cut {"},
+        ]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": "3"} for id in "ab"]},
+        {"role": "assistant", "content": []},
+        {"role": "user", "content": []},
+    ]  # fmt: skip
+    answer = await post(llm, HELLO | {"messages": messages})
+    assert answer.status_code == 200, answer.text
+    prompt = llm.text.decode_all(llm.client.requests[0].token_ids)
+    for text in ("Notes", "the plan", "I see.", "cut {"):
+        assert text in prompt
+    left_out = answer.headers["x-lmkit-warnings"]
+    assert "messages.content.server_tool_use" in left_out
+    assert "messages.content.web_search_tool_result" in left_out
 
 
 @settings(max_examples=200, deadline=None)

@@ -36,7 +36,7 @@ CASES: list[tuple[dict[str, Any], int, str | None]] = [  # body, status, code of
     (ASKED | {"model": "other"}, 404, "model_not_found"),
     (ASKED | {"stream": True}, 400, "unsupported"),
     (ASKED | {"priority": -1}, 403, "priority"),
-    (ASKED | {"max_tokens": 10_000}, 400, "context_length_exceeded"),
+    ({"messages": [{"role": "user", "content": "x" * 5000}]}, 400, "context_length_exceeded"),
 ]
 
 
@@ -280,8 +280,11 @@ async def test_what_is_uploaded_is_bounded_and_named(tmp_path: Path) -> None:
         httpx.AsyncClient(base_url=f"{url}/v1/") as raw,
     ):
         await client.files.create(file=("a", b"x" * 900_000), purpose="batch")
-        with pytest.raises(openai.BadRequestError, match="1 MiB together"):
+        with pytest.raises(openai.InternalServerError, match="at most 1 MiB of files") as full:
             await client.files.create(file=("a", b"x" * 900_000), purpose="batch")
+        assert full.value.status_code == 507
+        with pytest.raises(openai.BadRequestError, match="1048576"):
+            await client.files.create(file=("a", b"x" * ((1 << 20) + 1)), purpose="batch")
         with pytest.raises(openai.BadRequestError, match="purpose"):
             await client.files.create(file=("a", b"x"), purpose="fine-tune")
         for files, data in (
@@ -308,8 +311,9 @@ async def test_a_disk_that_is_full_is_a_typed_error(tmp_path: Path, monkeypatch:
                 client.files.create(file=("a", b"x"), purpose="batch"),
                 client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h"),
             ):
-                with pytest.raises(openai.BadRequestError, match="cannot write files"):
+                with pytest.raises(openai.InternalServerError, match="cannot write files") as failed:
                     await work
+                assert failed.value.status_code == 507
         assert [f.id async for f in client.files.list()] == [file.id]
         assert [b.id async for b in client.batches.list()] == []
         assert sorted(path.suffix for path in (tmp_path / "files").iterdir()) == [".data", ".json"]

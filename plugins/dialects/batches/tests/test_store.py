@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from hypothesis import strategies as st
 from lmkit.api import RequestError
 from lmkit_dialect_batches.form import read_form
 from lmkit_dialect_batches.records import Batch
-from lmkit_dialect_batches.store import Store, StoreFull, new_id
+from lmkit_dialect_batches.room import Room, ShareFull, StoreFull
+from lmkit_dialect_batches.store import Store, new_id
 from lmkit_http.dialect import Answer
 from lmkit_run_batch.lines import Fault
 from lmkit_run_batch.results import Results
@@ -59,7 +61,7 @@ def test_results_that_find_no_room_fail_the_batch_and_keep_what_there_is(tmp_pat
     store = Store(tmp_path, 1000)
     batch = Batch(new_id("batch_"), "", "/x", "file-x", new_id("file-"), new_id("file-"), 0, 0, 9)
     store.add_batch(batch)
-    results = Results(store.path(batch.output_id), store.path(batch.error_id), store.grow)
+    results = Results(store.path(batch.output_id), store.path(batch.error_id), partial(store.room.take, ""))
     results.answered("a", Answer(b"{}"))
     with pytest.raises(StoreFull):
         results.answered("b", Answer(msgspec.json.encode("x" * 1000)))
@@ -153,3 +155,54 @@ def batch_of(url: str, id: str) -> dict[str, Any]:
 def whole_lines(path: Path) -> bytes:
     content = path.read_bytes()
     return content[: content.rfind(b"\n") + 1]
+
+
+def test_no_tenant_finds_the_room_full_of_anothers_files() -> None:
+    """One gets half of the room, the next half of the rest; who has nothing gets something, in files and in bytes."""
+    room = Room(max_bytes=1 << 20, max_files=64)
+
+    def fill(tenant: str, num_bytes: int) -> int:
+        num = 0
+        try:
+            while True:
+                room.take(tenant, num_bytes, 1)
+                num += 1
+        except ShareFull:
+            return num
+
+    assert [fill("alice", 1), fill("bob", 1), fill("carol", 1)] == [32, 16, 8]
+    room.add("alice", -10, -10)
+    assert fill("dave", 1) == 9
+    by_bytes = Room(max_bytes=1024, max_files=1 << 20)
+    room = by_bytes
+    assert [fill("alice", 8), fill("bob", 8)] == [64, 32]
+
+
+def test_the_only_tenant_may_have_everything() -> None:
+    room = Room(max_bytes=100, max_files=3)
+    room.take("", 60, 1)
+    with pytest.raises(StoreFull, match="at most"):
+        room.take("", 50, 1)
+    room.take("", 40, 1)
+    room.take("", 0, 1)
+    with pytest.raises(StoreFull, match="3 files"):
+        room.take("", 0, 1)
+    assert room.num_bytes == 100
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(-8, 8), st.booleans())))
+def test_room_is_never_overdrawn(asked: list[tuple[str, int, bool]]) -> None:
+    room, held = Room(max_bytes=64, max_files=1 << 20), dict.fromkeys("abc", 0)
+    for tenant, size, several in asked:
+        name = tenant if several else ""
+        if size < 0:
+            size = max(size, -held.get(name, 0))
+            room.add(name, size)
+        else:
+            try:
+                room.take(name, size)
+            except (StoreFull, ShareFull):
+                continue
+            assert not several or held[name] + size <= 64 - room.num_bytes or not size
+        held[name] = held.get(name, 0) + size
+        assert room.num_bytes == sum(held.values()) <= 64

@@ -6,6 +6,9 @@ import errno
 import hashlib
 import shutil
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from lmkit_dialect_batches import uploads as module
 from lmkit_dialect_batches.dialect import Batches
 from lmkit_dialect_batches.schema import UploadRequest
 from lmkit_dialect_batches.store import Store
-from lmkit_dialect_batches.uploads import Upload, Uploads
+from lmkit_dialect_batches.uploads import Busy, Joining, Upload, Uploads
 from lmkit_http.app import build_app
 from lmkit_http.settings import ServerSettings
 from lmkit_testing.serving import listening, scripted
@@ -71,7 +74,7 @@ async def test_a_large_file_with_the_official_client(tmp_path: Path) -> None:
         ("another md5", "the parts have the MD5 e2fc714c4727ee9395f324cd2e7f331f, not"),
         ("another tenant", "there is no upload"),
         ("another purpose", "files are for nothing else here"),
-        ("too many", "1 uploads are not complete yet"),
+        ("too many", "1 uploads of this key are not complete yet"),
         ("too large a file", "at most 1048576"),
         ("a field more", "unknown field 'name'"),
     ],
@@ -107,7 +110,8 @@ async def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
             answer = await c.post(f"/uploads/{id}/complete", json={"part_ids": ids, **md5}) if part.is_success else part
         else:
             answer = upload
-        assert answer.status_code == (404 if method == "another tenant" else 400), answer.text
+        status = {"another tenant": 404, "too many": 429}.get(method, 400)
+        assert answer.status_code == status, answer.text
         assert words.lower() in answer.json()["error"]["message"].lower()
     assert dialect.store is not None
     dialect.store.close()
@@ -126,7 +130,7 @@ def test_a_full_disk_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(OSError, match="no space"):
         uploads.add_part("t", upload.id, b"cd")
     monkeypatch.undo()
-    assert store.num_bytes == 2
+    assert store.room.num_bytes == 2
     second = uploads.add_part("t", upload.id, b"cd")["id"]
     monkeypatch.setattr(module.os, "fsync", full)
     with pytest.raises(OSError, match="no space"):
@@ -141,6 +145,82 @@ def test_a_record_of_a_newer_version_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "uploads" / "upload_1.json").write_text("{}")
     with pytest.raises(ConfigError, match="move it away"):
         Batches(str(tmp_path))
+
+
+def test_nothing_waits_while_parts_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock is free meanwhile: others begin uploads, and what is asked of the same one is refused at once."""
+    store = Store(tmp_path, 1000)
+    uploads = Uploads(store)
+    upload, other = uploads.add("alice", request(4)), uploads.add("alice", request(1))
+    part = uploads.add_part("alice", upload.id, b"abcd")["id"]
+    single = uploads.add_part("alice", other.id, b"x")["id"]
+    joining, go_on = threading.Event(), threading.Event()
+    join = uploads._join
+
+    def slow(whole: Path, part_ids: list[str]) -> str:
+        joining.set()
+        assert go_on.wait(60)
+        return join(whole, part_ids)
+
+    monkeypatch.setattr(uploads, "_join", slow)
+    with ThreadPoolExecutor(1) as pool:
+        completed = pool.submit(uploads.complete, "alice", upload.id, [part], None)
+        assert joining.wait(60)
+        uploads.cancel("bob", uploads.add("bob", request(10)).id)
+        store.add_file("bob", "f", "batch", b"content", 3600)
+        for work in (
+            partial(uploads.cancel, "alice", upload.id),
+            partial(uploads.add_part, "alice", upload.id, b"x"),
+            partial(uploads.complete, "alice", upload.id, [part], None),
+        ):
+            with pytest.raises(Joining, match="is being completed"):
+                work()
+        with pytest.raises(Busy) as busy:
+            uploads.complete("alice", other.id, [single], None)
+        assert busy.value.status == 503
+        go_on.set()
+        assert completed.result()[1].bytes == 4
+    assert uploads.complete("alice", other.id, [single], None)[1].bytes == 1
+    assert not uploads._joining
+    store.close()
+
+
+def test_an_upload_that_is_cancelled_while_a_part_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path, 1000)
+    uploads = Uploads(store)
+    upload = uploads.add("t", request(4))
+    write = module.write
+
+    def cancelled(path: Path, content: bytes) -> None:
+        write(path, content)
+        if path.suffix == ".data":
+            uploads.cancel("t", upload.id)
+
+    monkeypatch.setattr(module, "write", cancelled)
+    with pytest.raises(RequestError, match="there is no upload"):
+        uploads.add_part("t", upload.id, b"abcd")
+    assert store.room.num_bytes == 0
+    assert not list((tmp_path / "uploads").iterdir())
+    assert not uploads._arriving
+    store.close()
+
+
+def test_parts_that_arrive_together_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path, 1000)
+    uploads = Uploads(store)
+    upload = uploads.add("t", request(4))
+    write = module.write
+
+    def meanwhile(path: Path, content: bytes) -> None:
+        if path.suffix == ".data" and len(content) == 3:
+            with pytest.raises(RequestError, match="2 with 5 bytes"):
+                uploads.add_part("t", upload.id, b"xx")
+        write(path, content)
+
+    monkeypatch.setattr(module, "write", meanwhile)
+    uploads.add_part("t", upload.id, b"abc")
+    assert store.room.num_bytes == 3
+    store.close()
 
 
 def request(size: int) -> UploadRequest:
@@ -171,7 +251,7 @@ class Clients(RuleBasedStateMachine):
 
     @rule(size=st.integers(1, 8))
     def add(self, size: int) -> None:
-        upload = self.uploads.add("t", request(size))
+        upload = self.uploads.add("", request(size))
         self.pending[upload.id] = (upload, {})
 
     @rule(number=st.integers(0, 3), data=st.binary(max_size=5))
@@ -182,9 +262,9 @@ class Clients(RuleBasedStateMachine):
         id, (upload, parts) = list(self.pending.items())[number]
         room = upload.bytes - sum(map(len, parts.values()))
         try:
-            parts[self.uploads.add_part("t", id, data)["id"]] = data
+            parts[self.uploads.add_part("", id, data)["id"]] = data
         except RequestError:
-            assert not 0 < len(data) <= room or self.store.num_bytes + len(data) > 64
+            assert not 0 < len(data) <= room or self.store.room.num_bytes + len(data) > 64
         else:
             assert 0 < len(data) <= room
 
@@ -196,7 +276,7 @@ class Clients(RuleBasedStateMachine):
         id, (upload, parts) = list(self.pending.items())[number]
         ids = list(parts)[:: -1 if backwards else 1]
         try:
-            _, file = self.uploads.complete("t", id, ids, None)
+            _, file = self.uploads.complete("", id, ids, None)
         except RequestError:
             assert sum(map(len, parts.values())) != upload.bytes
         else:
@@ -207,7 +287,7 @@ class Clients(RuleBasedStateMachine):
     def cancel(self, number: int) -> None:
         self.due()
         for id in list(self.pending)[number : number + 1]:
-            self.uploads.cancel("t", id)
+            self.uploads.cancel("", id)
             del self.pending[id]
 
     @rule(seconds=st.sampled_from([600.0, 4000.0]))
@@ -224,12 +304,12 @@ class Clients(RuleBasedStateMachine):
     @invariant()
     def nothing_is_lost_or_left(self) -> None:
         parts = [data for _, parts in self.pending.values() for data in parts.values()]
-        assert self.store.num_bytes == sum(map(len, [*parts, *self.files.values()]))
+        assert self.store.room.num_bytes == sum(map(len, [*parts, *self.files.values()]))
         on_disk = sorted(path.stem for path in (self.folder / "uploads").iterdir())
         assert on_disk == sorted([*self.pending, *(id for _, parts in self.pending.values() for id in parts)])
         for id, content in self.files.items():
             assert self.store.path(id).read_bytes() == content
-            assert self.store.file("t", id).bytes == len(content)
+            assert self.store.file("", id).bytes == len(content)
 
 
 TestClients = Clients.TestCase

@@ -159,7 +159,7 @@ async def test_a_choice_for_each_conversation() -> None:
         ({"messages": []}, "messages", "at least 1"),
         ({"messages": TALKS * 50}, "messages", "150 conversations are more than"),
         ({"messages": [*TALKS, [{"role": "user", "content": "x" * 10_000}]]}, None, "conversation 3: "),
-        ({"max_tokens": 0}, "max_tokens", "from 1 to"),
+        ({"max_tokens": 0}, "max_tokens", "equal to 1"),
     ],
     ids=str,
 )

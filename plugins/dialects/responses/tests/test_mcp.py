@@ -187,6 +187,23 @@ async def test_calls_have_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_call_is_made_in_a_turn_with_a_call_that_was_cut(stream: bool) -> None:
+    """Cut by the model's own end, and by the limit of tokens; also where an earlier call of the turn is complete."""
+    whole = call("add", a=17, b=25)
+    for script, limit in ((whole[:-20], None), (whole, len(whole) - 20), (whole + call("add", a=1, b=2)[:-20], None)):
+        llm = scripted(script, "It is 42.")
+        async with client_of(llm, inside()) as client:
+            body = ASK | {"tools": [MCP], "max_output_tokens": limit}
+            found = await client.responses.create(**body, stream=stream)
+            if stream:
+                found = [event async for event in found][-1].response
+        assert len(llm.client.requests) == 1
+        made = [item for item in found.output if item.type == "mcp_call"]
+        assert made
+        assert all((item.status, item.output) == ("incomplete", None) for item in made)
+
+
 async def test_a_server_that_dies_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "_PAUSES", (0.01, 0.1))
     llm = scripted(call("die"), "So.", call("add", a=1, b=2), "3")

@@ -163,14 +163,23 @@ ASKED = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"
         ({"input": [ASKS, {"type": "function_call", "call_id": "a", "name": "f"}]}, "input.1.arguments is required"),
         ({"input": [ASKS, {"type": "function_call_output", "call_id": "a"}]}, "input.1.output is required"),
         ({"input": [ASKS, ASKED, ASKED]}, "two calls"),
-        ({"input": [{"type": "web_search_call", "id": "x"}]}, "'web_search_call'"),
+        ({"input": [ASKS, {"type": "compaction", "encrypted_content": "x"}]}, "by another server"),
+        ({"input": [{"type": "computer_call", "id": "x"}]}, "'computer_call'"),
+        ({"input": [ASKS, {"type": "custom_tool_call", "call_id": "a", "name": "f"}]}, "input.1.input is required"),
+        ({"input": [ASKS, {"type": "custom_tool_call_output", "call_id": "a", "output": ""}]}, "no call 'a'"),
+        ({"input": [ASKS, ASKED, {"type": "function_call_output", "call_id": "a", "output": [{"a": 1}]}]},
+         "input.2.output needs a text"),
+        ({"input": [ASKS, {"type": "additional_tools", "tools": [{"name": "f"}]}]}, "input.1.tools.0.type"),
         ({"input": [{"type": "item_reference", "id": "rs_x_0"}]}, "'rs_x_0'"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role"),
-        *(({"tools": [{"type": kind}]}, f"{kind!r}. Declare a tool of type") for kind in (
-            "web_search", "web_search_preview", "file_search", "code_interpreter", "computer_use_preview",
+        *(({"tools": [{"type": kind}, WEATHER], "tool_choice": "required"}, f"{kind!r}. Declare a tool of type")
+          for kind in ("web_search", "web_search_preview", "file_search", "code_interpreter", "computer_use_preview",
             "image_generation", "local_shell", "shell", "apply_patch")),
         ({"tools": [{"type": "mcp", "server_url": "x"}]}, "server_label is required"),
-        ({"tools": [{"type": "custom", "name": "x"}]}, "whose parameters have one text"),
+        ({"tools": [{"type": "custom"}]}, "tools.0.name is required"),
+        ({"tools": [{"type": "namespace", "tools": [WEATHER]}]}, "tools.0.name is required"),
+        ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "function"}]}]}, "tools.0.tools.0.name"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "'web_search'"),
         ({"tools": [{"type": "function"}]}, "tools.0.name is required"),
         ({"tool_choice": "required"}, "tool_choice needs tools"),
         ({"tool_choice": {"type": "function", "name": "g"}, "tools": [WEATHER]}, "no tool 'g'"),
@@ -187,10 +196,7 @@ ASKED = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"
         ({"max_tokens": 3}, "Send max_output_tokens"),
         ({"include": ["everything"]}, "include"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema is required"),
-        ({"text": {"verbosity": "low"}}, "longer or shorter"),
-        ({"reasoning": {"effort": "low"}}, "reasoning effort"),
         ({"truncation": "middle"}, "truncation"),
-        ({"nonsense": 1}, "nonsense"),
         ({"model": "other"}, "no model 'other'"),
     ],
     ids=str,
@@ -240,6 +246,52 @@ async def test_only_allowed_tools_are_declared() -> None:
     assert "get_time" in prompt_of(llm, 0)
     assert "get_weather" not in prompt_of(llm, 0)
     assert [tool["name"] for tool in answer.json()["tools"]] == ["get_weather", "get_time"]
+
+
+async def test_a_conversation_is_compacted_and_goes_on() -> None:
+    llm = scripted("<think>hm</think>They greeted.", "ok")
+    client = Client(llm)
+    items = [{"role": "developer", "content": "Be kind."}, ASKS, ASKED,
+             {"type": "function_call_output", "call_id": "a", "output": "sunny"}]  # fmt: skip
+    answer = await client.post({"model": "scripted", "input": items, "tools": [WEATHER]}, "/v1/responses/compact")
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert body["object"] == "response.compaction"
+    assert [(item["type"], item.get("role")) for item in body["output"]] == [
+        ("message", "developer"), ("message", "user"), ("compaction", None)]  # fmt: skip
+    assert body["usage"]["output_tokens"] > 0
+    assert "sunny" in prompt_of(llm, 0)
+    answer = await client.post({"model": "scripted", "input": [*body["output"], {"role": "user", "content": "And?"}]})
+    assert answer.status_code == 200, answer.text
+    assert "They greeted." in prompt_of(llm, 1)
+    assert "sunny" not in prompt_of(llm, 1)
+
+
+RESPONSE_KEYS = {
+    "id", "object", "created_at", "completed_at", "status", "incomplete_details", "model", "previous_response_id",
+    "instructions", "output", "error", "tools", "tool_choice", "truncation", "parallel_tool_calls", "text", "top_p",
+    "presence_penalty", "frequency_penalty", "top_logprobs", "temperature", "reasoning", "usage",
+    "max_output_tokens", "max_tool_calls", "store", "background", "service_tier", "metadata", "safety_identifier",
+    "prompt_cache_key",
+}  # fmt: skip
+
+
+async def test_a_response_has_every_key_at_every_time() -> None:
+    labels = {"safety_identifier": "s", "prompt_cache_key": "k", "user": "u"}
+    whole = (await Client(scripted("ok")).post(HELLO | labels)).json()
+    assert set(whole) >= RESPONSE_KEYS
+    assert {name: whole[name] for name in labels} == labels
+    client = Client(scripted("ok"))
+    first, second, *_, last = await client.events(HELLO)
+    for event in (first, second):
+        assert set(event["response"]) >= RESPONSE_KEYS
+        assert event["response"]["usage"] is None
+    assert last["response"]["usage"]["total_tokens"] > 0
+    told = await client.http.get(f"/v1/responses/{last['response']['id']}", params={"stream": "true"})
+    begun = next(events_of(told.text))
+    assert (begun["type"], begun["response"]["usage"]) == ("response.created", None)
+    queued = (await Client(scripted("ok")).post(HELLO | {"background": True})).json()
+    assert (set(queued) >= RESPONSE_KEYS, queued["usage"]) == (True, None)
 
 
 # ------------------------------------------------------------------------------------------------------ streams

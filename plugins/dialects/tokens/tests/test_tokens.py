@@ -98,11 +98,9 @@ async def test_a_character_of_several_tokens_loses_none_in_a_stream() -> None:
         (GENERATE, {"token_ids": [1 << 20], "sampling_params": {}}, "below 257"),
         (GENERATE, {"token_ids": [1] * 5000, "sampling_params": {}}, "4096"),
         (GENERATE, {"token_ids": [1], "sampling_params": {"stream": True}}, "beside sampling_params"),
-        (GENERATE, {"token_ids": [1], "sampling_params": {"temprature": 1}}, "temperature"),
         (GENERATE, {"token_ids": [1], "sampling_params": {}, "kv_transfer_params": {"a": 1}}, "kv_transfer"),
         (GENERATE, {"token_ids": [1], "sampling_params": {}, "output_mode": "text"}, "output_mode"),
         (GENERATE, {"token_ids": [1], "sampling_params": {"prompt_logprobs": 1}, "stream": True}, "stream"),
-        ("/v1/chat/completions/render", CHAT | {"stream": True}, "streamed"),
         ("/v1/chat/completions/render", CHAT | {"model": "other"}, "other"),
         ("/v1/completions/render", {"prompt": "x", "best_of": 2}, "best_of"),
         ("/v1/chat/completions/render", CHAT | {"thinking_token_budget": 5}, "thinking_token_budget"),
@@ -143,3 +141,15 @@ async def test_any_body_has_an_answer(body: Any, path: str) -> None:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(APP), base_url="http://localhost") as client:
         answer = await client.post(path, content=json.dumps(body))
         assert answer.status_code in (200, 400, 403, 404, 413)
+
+
+@pytest.mark.parametrize(("path", "body"), [("chat/completions", CHAT), ("completions", {"prompt": "x"})])
+async def test_a_streamed_request_is_rendered_and_streamed_where_it_is_sent(path: str, body: dict[str, Any]) -> None:
+    async with asking(scripted("xyz")) as client:
+        streaming = {"stream": True, "stream_options": {"include_usage": True}}
+        rendered = (await client.post(f"/v1/{path}/render", json=body | streaming)).json()
+        (one,) = rendered if isinstance(rendered, list) else [rendered]
+        assert {name: one[name] for name in streaming} == streaming
+        answer = await client.post(GENERATE, json=one)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.text.endswith("data: [DONE]\n\n")

@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from lmkit.api import (
+    CannotSplit,
     CheckpointError,
     CheckpointOptions,
     LinearSpec,
     ModelInfo,
     ParamSpec,
-    PluginError,
     SelectionError,
     WeightMismatch,
     WeightRule,
@@ -329,7 +329,7 @@ def test_a_kernel_that_refuses_a_layer(tmp_path: Path) -> None:
 
 def test_sizes_that_do_not_divide_are_refused() -> None:
     spec = LinearSpec("x", 6, (4, 3), shard="column")
-    with pytest.raises(PluginError, match="x: sizes"):
+    with pytest.raises(CannotSplit, match="x: sizes"):
         shard(spec, 0, 2)
     assert shard(replace(spec, shard="row"), 0, 2).in_features == 3
     assert shard(replace(spec, shard="none"), 0, 2) is not None
@@ -345,7 +345,7 @@ def test_scales_that_do_not_divide_are_refused() -> None:
             scale = ParamSpec((-(-layer.total_out // 2), 1), "float32", part_sizes=(-(-layer.total_out // 2),))
             return {**super().params(layer, dtype), "scale": scale}
 
-    with pytest.raises(PluginError, match="scale"):
+    with pytest.raises(CannotSplit, match="scale"):
         Linear(LinearSpec("x", 4, (6,), shard="column"), Scaled(), ReferenceLinear(), torch.float32, Ranks(2).rank(0))
 
 

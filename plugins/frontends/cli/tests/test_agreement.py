@@ -14,7 +14,7 @@ from lmkit.config import from_options
 from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import resolve
 from lmkit.plugins.switches import Switches
-from lmkit_cli.estimate import planned
+from lmkit_cli.readiness import unready
 from lmkit_cli.story import Explanation, explain
 from lmkit_testing.checkpoints import byte_tokenizer, tiny_checkpoint
 from lmkit_worker.loading.load import make_builder
@@ -94,8 +94,9 @@ def test_what_is_told_is_what_is_planned(first: int, models: list[str]) -> None:
         refused = None
         try:
             plan, checkpoint, info = resolve(config, host)
-            if not plan.device.described or plan.device.total_memory:
-                planned(config, plan, checkpoint, info)
+            _, unfit = unready(config, plan, checkpoint, info)
+            for error in unfit.values():
+                raise error
         except LmkitError as error:
             refused = error.message
         if refused is not None:

@@ -65,6 +65,7 @@ def test_trouble_in_metadata(world: World) -> None:
     assert found == {
         ("toy-attention-unranged", "no-core-range"): "warning",
         ("toy-attention-pinned", "exact-pin"): "warning",
+        ("toy-attention-pinned", "dependency"): "warning",
         ("attention:old", "core-too-new"): "error",
         ("attention:needy", "requirement-missing"): "info",
         ("attention:twice", "name-conflict"): "error",
@@ -167,3 +168,79 @@ def test_a_slow_plugin_is_named_while_it_is_waited_for(
     host = world.host()
     host.open(host.entries("attention", "it")[0])
     assert "LMKIT_PLUGINS_DISABLE=attention:it" in caplog.text
+
+
+HOOKS_OF = """
+from lmkit.api import hookimpl, {spec}
+
+@hookimpl
+def {registration}():
+    yield {spec}(name="it", summary="it", target="it_x.hooks:hookimpl"{more})
+
+@hookimpl
+def {hook}({arguments}):
+    return None
+"""
+LOADER = {"spec": "LoaderSpec", "registration": "lmkit_loaders", "more": ", formats=('x',)"}
+DIALECT = {"spec": "DialectSpec", "registration": "lmkit_dialects", "more": ""}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "hook", "arguments", "extension", "level"),
+    [
+        ("loader", LOADER, "lmkit_resolve_checkpoint", "ref, options", False, "error"),
+        ("loader", LOADER, "lmkit_resolve_checkpoint", "ref, options", True, None),
+        ("loader", LOADER, "lmkit_configure", "config, plan, info", False, None),  # once it is chosen
+        ("dialect", DIALECT, "lmkit_configure", "config, plan, info", False, "error"),
+        ("dialect", DIALECT, "lmkit_engine_started", "info", False, "error"),
+        ("dialect", DIALECT, "lmkit_engine_started", "info", True, None),
+        ("loader", LOADER, "lmkit_dialects", "", False, "error"),
+        ("loader", LOADER, "lmkit_tokenizers", "", True, "error"),
+    ],
+)
+def test_hooks_that_nobody_calls(
+    world: World, kind: str, words: dict[str, str], hook: str, arguments: str, extension: bool, level: str | None
+) -> None:
+    """A4: the doctor names the entry point that is missing."""
+    groups = {kind: {"it": "it_x.hooks"}} | ({"extension": {"it": "it_x.hooks"}} if extension else {})
+    world.add("it-dist", groups, {"it_x.hooks": HOOKS_OF.format(hook=hook, arguments=arguments, **words)})
+    found = [f for f in examine(world.host()) if f.code == "uncalled-hook"]
+    assert {f.level for f in found} == ({level} if level else set())
+    for f in found:
+        assert hook in f.message
+        group = "lmkit.extension" if arguments else f"lmkit.{hook.removeprefix('lmkit_').removesuffix('s')}"
+        assert f'[project.entry-points."{group}"] it = "it_x.hooks"' in f.fix
+
+
+@pytest.mark.parametrize(
+    ("source", "hint"),
+    [
+        ("def lmkit_schedulers(): return []", "not marked with @hookimpl"),
+        ("def lmkit_scheduler(): return []", "has a function lmkit_scheduler: is that a misspelling"),
+    ],
+)
+def test_a_hook_that_is_not_found_has_a_hint(world: World, source: str, hint: str) -> None:
+    world.add("it-dist", {"scheduler": {"it": "it_x.hooks"}}, {"it_x.hooks": source})
+    (found,) = [f for f in examine(world.host()) if f.subject == "scheduler:it"]
+    assert hint in found.message
+    assert "broken: broken" not in found.message
+
+
+def test_an_extension_without_hooks_and_an_unknown_group(world: World) -> None:
+    world.add("it-dist", {"extension": {"it": "it_x.hooks"}, "shcheduler": {"it": "x:y"}}, {"it_x.hooks": "x = 1"})
+    found = findings(world)
+    assert found[("extension:it", "no-hook")] == "warning"
+    assert found[("plugins", "table")] == "warning"
+
+
+def test_a_name_that_is_settled_is_a_warning(world: World) -> None:
+    world.attention("cpu", dist="lmkit-attention-cpu")
+    world.attention("cpu", dist="another")
+    assert findings(world) == {("attention:cpu", "name-conflict"): "warning"}
+
+
+def test_the_name_of_our_dist_makes_no_plugin_ours(world: World) -> None:
+    """B10: `--no-plugins` leaves out what the catalog does not have."""
+    world.attention("mine", dist="lmkit-attention-flash-attn")
+    (entry,) = world.host(official_only=True).entries("attention", "mine")
+    assert (entry.official, entry.state) == (False, "disabled")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,11 @@ from pathlib import Path
 import lmkit_cli
 import pytest
 from lmkit.api import ConfigError, UnknownName
-from lmkit_cli.scaffold import entry_name, kinds, write_plugin
+from lmkit.plugins.catalog import folders
+from lmkit_cli import plugins
+from lmkit_cli.scaffold import MORE_DEPENDENCIES, entry_name, kinds, write_plugin
 from lmkit_testing.dists import write_dist
+from packaging.requirements import Requirement
 
 
 @dataclass
@@ -72,6 +76,12 @@ def test_list_with_load_and_kind(extra: Path, run: Callable[..., Done]) -> None:
     done = run("plugins", "list", "--kind", "scheduller")
     assert done.code == 2
     assert "scheduler" in done.stderr
+
+
+def test_names_are_whole_in_a_pipe(extra: Path, run: Callable[..., Done]) -> None:
+    lines = run("plugins", "list", "--kind", "executor").stdout.splitlines()
+    assert any(line.split()[:3] == ["executor", "uniproc", "lmkit-worker"] for line in lines)
+    assert all(len(line.split()) >= 4 for line in lines)
 
 
 def test_list_available(run: Callable[..., Done]) -> None:
@@ -156,3 +166,59 @@ def test_test_runs_the_kit() -> None:
     done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout
+
+
+def test_new_never_takes_a_name_that_exists(tmp_path: Path, run: Callable[..., Done], extra: Path) -> None:
+    """A2: installing the scaffold would uninstall the dist of that name, and stand in for it."""
+    taken = [
+        ("attention", "cpu", "lmkit-attention-cpu is one of lmkit's own dists"),
+        ("attention", "flash_attn", "lmkit-attention-flash-attn is one of lmkit's own dists"),  # not installed anywhere
+        ("model", "llama", "lmkit-model-llama is one of lmkit's own dists"),
+        ("tokenizer", "json", "lmkit-tokenizer-json is one of lmkit's own dists"),
+        ("op", "linear_native", "lmkit-platform-cpu of lmkit's own has a op 'linear_native'"),
+        ("extension", "demo", "of lmkit's own has a extension 'demo'"),
+        ("scheduler", "broken", "p-broken has a scheduler 'broken'"),
+    ]
+    for i, (kind, name, why) in enumerate(taken):
+        folder = tmp_path / str(i)
+        done = run("plugins", "new", kind, name, "--folder", str(folder))
+        said = " ".join(done.stderr.split())
+        assert (done.code, folder.exists()) == (2, False), (kind, name)
+        assert why in said
+        assert "--force" in said
+    assert run("plugins", "new", "attention", "cpu", "--folder", str(tmp_path / "forced"), "--force").code == 0
+
+
+@pytest.mark.parametrize("name", ["3d", "1", "9x_y"])
+def test_new_refuses_names_that_no_class_can_have(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="no name for a plugin"):
+        write_plugin("attention", name, tmp_path / "a")
+
+
+def test_the_first_line_of_new_installs_the_kit_where_it_is_missing(
+    tmp_path: Path, run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A1: the environment of README's first command has no kit."""
+    root = Path(lmkit_cli.__file__).parents[5]
+    line = run("plugins", "new", "scheduler", "mine", "--folder", str(tmp_path / "a")).stdout.splitlines()[-1]
+    assert line == f"next: pip install -e '{tmp_path / 'a'}[test]' && pytest {tmp_path / 'a'}"
+    monkeypatch.setattr(plugins, "find_spec", lambda name: None)
+    line = run("plugins", "new", "scheduler", "mine", "--folder", str(tmp_path / "b")).stdout.splitlines()[-1]
+    first = line.removeprefix("next: ").partition(" && ")[0]
+    assert first.startswith("pip install -e ")
+    assert Path(first.removeprefix("pip install -e ")).resolve() == root / "tests" / "kit"
+
+
+def test_what_a_scaffold_needs_is_in_the_default_set() -> None:
+    """A1: else the lines that `plugins new` prints would look for dists that are on no index."""
+    root = Path(lmkit_cli.__file__).parents[5]
+    folders_of = folders()
+    installed = {line.removeprefix("-e ./").partition("[")[0].strip() for line in
+                 (root / "requirements.txt").read_text().splitlines() if line.startswith("-e ")}  # fmt: skip
+    project = tomllib.loads((root / "tests/kit/pyproject.toml").read_text())["project"]
+    needed = {Requirement(text).name for text in project["dependencies"]}
+    needed |= {Requirement(part.strip(' "')).name for text in MORE_DEPENDENCIES.values()
+               for part in text.format(range=">=0").split(",") if part.strip(' "')}  # fmt: skip
+    own = {name for name in needed if name in folders_of}
+    assert own
+    assert {name for name in own if folders_of[name] not in installed} == set()

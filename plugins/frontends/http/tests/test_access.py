@@ -149,7 +149,7 @@ async def test_named_sites_may_ask(connect: Any, origins: tuple[str, ...], keys:
 
 async def test_paths_that_may_be_open(connect: Any) -> None:
     client = connect(scripted("a"), ServerSettings(api_keys=("alice",), open_paths=("/metrics", "/health")))
-    for path in ("/metrics", "/health"):
+    for path in ("/metrics", "/health", "/ping"):
         assert (await client.get(path)).status_code == 200
         assert (await client.post(path)).status_code == 401
     for path in ("/version", "/v1/models", "/metrics/"):
@@ -168,7 +168,7 @@ async def test_the_page_asks_for_the_key(connect: Any) -> None:
     response = await client.get("/", headers={"Accept": "text/html,*/*"})
     assert response.status_code == 401
     assert "API key of this server" in response.text
-    assert response.headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in response.headers["content-security-policy"]
     assert (await client.get("/", headers={"Accept": "application/json"})).json()["error"]["code"] == "invalid_api_key"
     assert (await client.get("/v1/models", headers={"Accept": "text/html"})).json()["error"]["code"]
     assert (await client.get("/", headers=ALICE)).status_code == 200
@@ -250,3 +250,15 @@ def test_settings_hide_both_kinds_of_keys() -> None:
     assert build_app(scripted("a"), KEYS) is not None
     with pytest.raises(ConfigError):
         ServerSettings(admin_keys=("",))
+
+
+@pytest.mark.parametrize("path", ["/live", "/ready", "/health", "/ping", "/metrics", "/load"])
+async def test_probes_leave_no_lines(connect: Any, caplog: pytest.LogCaptureFixture, path: str) -> None:
+    caplog.set_level(logging.INFO, "lmkit.access")
+    assert (await connect(scripted("a")).get(path)).status_code == 200
+    assert not caplog.records
+    client = connect(scripted("a"))
+    client._transport.app.state.backend.draining = True
+    if path in ("/ready", "/health"):
+        assert (await client.get(path)).status_code == 503
+        assert len(caplog.records) == 1

@@ -13,11 +13,25 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmkit.config import EngineConfig
+from lmkit.config import EngineConfig, from_options
 from lmkit.contracts.config import SchedConfig
-from lmkit_http.admission import FIRST_WAIT, MAX_WAIT, Admission, Bucket, Overloaded, Place, RateLimited, Speed
+from lmkit.plugins.host import PluginHost
+from lmkit.plugins.switches import Switches
+from lmkit_cli.settings import Sourced
+from lmkit_http.admission import (
+    FIRST_WAIT,
+    MAX_WAIT,
+    Admission,
+    Bucket,
+    Overloaded,
+    Place,
+    RateLimited,
+    Speed,
+    TooManyChoices,
+)
 from lmkit_http.errors import HttpError
 from lmkit_http.settings import ServerSettings
+from lmkit_http.sharing import with_shares
 from lmkit_testing.serving import hashed, listening, scripted
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -25,7 +39,7 @@ TWO_KEYS = ("alice", "bob")
 
 
 def turn(num_prompt: int = 1, num_output: int = 0, priority: int = 0) -> Any:
-    request = SimpleNamespace(token_ids=[0] * num_prompt, priority=priority)
+    request = SimpleNamespace(token_ids=[0] * num_prompt, priority=priority, beams=None)
     usage = SimpleNamespace(completion_tokens=num_output)
     stream = SimpleNamespace(token_ids=[0] * num_output, usage=usage)
     return SimpleNamespace(request=request, stream=stream, message=SimpleNamespace(pooled=None))
@@ -228,7 +242,7 @@ def test_concurrent_requests_of_a_key() -> None:
     server = Server(limit=100, rows=10, key_concurrent=2, api_keys=TWO_KEYS)
     server.enter("a")
     server.enter("a")
-    with pytest.raises(RateLimited, match="2 requests at once"):
+    with pytest.raises(RateLimited, match="2 choices at once"):
         server.enter("a")
     server.enter("b")
     server.until(1.0)
@@ -343,3 +357,116 @@ def test_random_storms_keep_the_books() -> None:
     server.until(1e6)
     assert sum(server.served.values()) == taken >= 0.95 * 16 * busy
     assert max(server.waits) <= 40 / 16 + 0.5
+
+
+def several(num: int) -> list[Any]:
+    """The turns of one request with so many choices."""
+    return [turn() for _ in range(num)]
+
+
+def test_a_request_counts_as_often_as_it_has_choices() -> None:
+    """In the limit of its key, once its body is read; what is refused then leaves the books as they were."""
+    server = Server(limit=100, rows=10, key_concurrent=4, api_keys=TWO_KEYS)
+    admission = server.admission
+    first = admission.enter("a", {})
+    with pytest.raises(TooManyChoices, match="64 choices") as refused:
+        first.begin(several(64))
+    assert (refused.value.info().status, refused.value.field) == (400, "n")
+    first.leave()
+    place = admission.enter("a", {})
+    place.begin(several(3))
+    second = admission.enter("a", {})
+    with pytest.raises(RateLimited, match="3 choices at once, and 2 more"):
+        second.begin(several(2))
+    second.leave()
+    third = admission.enter("a", {})
+    third.begin(several(1))
+    with pytest.raises(RateLimited, match="4 choices at once"):
+        admission.enter("a", {})
+    admission.enter("b", {}).begin(several(4))
+    place.leave()
+    place.leave()
+    admission.enter("a", {}).begin(several(3))
+    assert admission._accounts["a"].choices == 4
+
+
+@pytest.mark.parametrize("limit", [20, 320])
+def test_the_share_of_a_key_counts_choices(limit: int) -> None:
+    """One of several keys leaves places to the others, however many choices its requests have."""
+    admission = Server(limit=limit, rows=4, api_keys=TWO_KEYS).admission
+    places = [admission.enter("heavy", {})]
+    places[0].begin(several(16))
+
+    def fill() -> None:
+        for _ in range(limit):
+            places.append(admission.enter("heavy", {}))
+            try:
+                places[-1].begin(several(16))
+            except RateLimited:
+                places.pop().leave()
+                raise
+
+    with pytest.raises(RateLimited):
+        fill()
+    held = admission._accounts["heavy"].choices
+    assert held == 16 * len(places)
+    assert limit - held >= limit / 9 or len(places) == 1
+    admission.enter("light", {}).begin(several(2))
+    alone = Server(limit=limit, rows=4).admission
+    for _ in range(limit):  # who shares with nobody has all places
+        alone.enter("", {}).begin(several(16))
+
+
+def test_a_single_request_is_never_too_large_for_its_share() -> None:
+    admission = Server(limit=20, rows=4, api_keys=TWO_KEYS).admission
+    place = admission.enter("heavy", {})
+    place.begin(several(64))
+    with pytest.raises(RateLimited):
+        admission.enter("heavy", {})
+    admission.enter("light", {}).begin(several(1))  # has none yet, and waits for nobody
+    place.leave()
+    admission.enter("heavy", {}).begin(several(64))
+
+
+async def test_what_is_refused_for_its_choices_leaves_nothing_running() -> None:
+    kept: list[Any] = []
+    settings = ServerSettings(port=0, key_concurrent=2, api_keys=TWO_KEYS)
+    async with (
+        listening(scripted("abc"), settings, lambda app: kept.append(app.state.backend)) as url,
+        httpx.AsyncClient(base_url=url, headers={"Authorization": "Bearer alice"}) as client,
+    ):
+        for path, body in [
+            ("/v1/chat/completions", HELLO | {"n": 3}),
+            ("/v1/completions", {"prompt": ["a", "b", "c"]}),
+            ("/v1/completions", {"prompt": "a", "n": 3, "stream": True}),
+            ("/v1/completions", {"prompt": "a", "best_of": 3}),
+        ]:
+            response = await client.post(path, json=body)
+            assert (response.status_code, response.json()["error"]["code"]) == (400, "too-many-choices")
+        assert (await client.post("/v1/chat/completions", json=HELLO | {"n": 2})).status_code == 200
+        assert kept[0].num_active == 0
+        assert all(a.choices == a.num == 0 for a in kept[0].admission._accounts.values())
+
+
+@pytest.mark.parametrize(
+    ("keys", "options", "scheduler"),
+    [
+        (("a", "b"), {}, "fair"),
+        (("a",), {}, "auto"),
+        ((), {}, "auto"),
+        (("a", "b"), {"scheduler": "fcfs"}, "fcfs"),
+        (("a", "b"), {"scheduler": "priority"}, "priority"),
+    ],
+)
+def test_several_keys_share_the_steps(keys: tuple[str, ...], options: dict[str, str], scheduler: str) -> None:
+    host = PluginHost()
+    host.scan()
+    settings = with_shares(Sourced(from_options({"model": "demo", **options}), {}), keys, host)
+    assert settings.config.wants("scheduler") == scheduler
+
+
+def test_without_the_plugin_the_default_stays() -> None:
+    host = PluginHost(switches=Switches.build({}, disable=["scheduler:fair"]))
+    host.scan()
+    settings = with_shares(Sourced(from_options({"model": "demo"}), {}), ("a", "b"), host)
+    assert settings.config.wants("scheduler") == "auto"

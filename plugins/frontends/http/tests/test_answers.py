@@ -212,8 +212,6 @@ async def test_tools_that_cannot_work_are_refused(connect: Any) -> None:
     llm.text = replace(llm.text, renderer=Renderer("{{ messages[0].content }}", {}))
     response = await connect(llm).post("/v1/chat/completions", json=HELLO | {"tools": TOOLS})
     assert response.json()["error"]["param"] == "tools"
-    response = await connect(llm).post("/v1/chat/completions", json=HELLO | {"reasoning_effort": "low"})
-    assert response.json()["error"]["param"] == "reasoning_effort"
 
 
 async def test_an_effort_turns_thinking_on_or_off(connect: Any) -> None:

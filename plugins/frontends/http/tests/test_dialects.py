@@ -19,13 +19,17 @@ import msgspec
 import pytest
 from lmkit.api import EngineDead, ErrorInfo, PluginError, SamplingParams, UnknownKey
 from lmkit.plugins.host import PluginHost
+from lmkit_cli.health import examine
 from lmkit_http.app import build_app
 from lmkit_http.background import LAST
 from lmkit_http.dialect import Answer, Dialect, Exchange, Incoming, Served, TextAsk, Turn
 from lmkit_http.dialects import installed_dialects, load_dialects
 from lmkit_http.settings import ServerSettings
 from lmkit_testing.dists import write_dist
+from lmkit_testing.host import DistDir, dist_dir
 from lmkit_testing.serving import listening, scripted
+
+__all__ = ["dist_dir"]
 
 HOOKS = """
 from lmkit.api import DialectSpec, hookimpl
@@ -122,6 +126,116 @@ def test_two_dialects_for_one_route(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(PluginError, match="both answer POST /echo"):
         load_dialects(PluginHost())
+
+
+def _install(folder: Path, name: str, dialect: str = DIALECT) -> None:
+    """A third-party dist with the dialect `name`."""
+    files = {f"{name}_dialect.hooks": HOOKS.replace("echo", name), f"{name}_dialect.dialect": dialect}
+    write_dist(folder, f"{name}-dialect", {"dialect": {name: f"{name}_dialect.hooks"}}, files)
+
+
+TAKEN = [
+    ("POST /v1/chat/completions", "", "dialect 'openai'"),
+    ("POST /v1/embeddings", "", "dialect 'pooling'"),
+    ("GET /health", "", "the server"),
+    ("GET /v1/models/mine", "", "the server"),
+    ("POST /v1/messages", 'mark = "anthropic-version"', "dialect 'anthropic'"),
+    ("POST /v1/messages", "", "dialect 'anthropic'"),
+]
+
+
+@pytest.mark.parametrize(("route", "mark", "owner"), TAKEN)
+@pytest.mark.parametrize("name", ["aaa", "zzz"])
+def test_a_route_of_ours_stays_ours(
+    dist_dir: DistDir, caplog: pytest.LogCaptureFixture, name: str, route: str, mark: str,
+    owner: str,
+) -> None:  # fmt: skip
+    """B1: whatever name a third-party dialect has, the start goes on, with a warning that names it."""
+    dialect = DIALECT.replace('"POST /echo", ', f'"POST /echo", "{route}", ').replace(
+        "    stream_type", f"    {mark}\n    stream_type", 1
+    )
+    _install(dist_dir.path, name, dialect)
+    with caplog.at_level(logging.WARNING, "lmkit"):
+        dialects = load_dialects(PluginHost())
+    echo = next(dialect for dialect in dialects if type(dialect).__name__ == "Echo")
+    assert echo.routes == ("POST /echo", "POST /echo/stream")
+    (said,) = [r.getMessage() for r in caplog.records if "stays with lmkit's own" in r.getMessage()]
+    assert f"dialect '{name}' ({name}-dialect 0.1.0) wants {route}" in said
+    assert owner in said
+
+
+async def test_paths_with_parameters_do_not_hide_ours(dist_dir: DistDir) -> None:
+    _install(dist_dir.path, "aaa", DIALECT.replace('"POST /echo", ', '"POST /{any:path}", "GET /{any:path}", '))
+    app = build_app(scripted("hello world", max_length=64), dialects=load_dialects(PluginHost()))
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        body = {"prompt": "a", "max_tokens": 5}
+        assert (await client.post("/v1/completions", json=body)).json()["choices"][0]["text"] == "hello"
+        assert "data" in (await client.get("/v1/models")).json()
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.post("/else", content="Hi")).text == "scripted Hi: hello"
+
+
+def test_a_mark_that_every_client_sends_is_refused(dist_dir: DistDir, caplog: pytest.LogCaptureFixture) -> None:
+    _install(dist_dir.path, "aaa", DIALECT.replace("    stream_type", '    mark = "user-agent"\n    stream_type', 1))
+    with caplog.at_level(logging.WARNING, "lmkit"):
+        assert "Echo" not in [type(dialect).__name__ for dialect in load_dialects(PluginHost())]
+    assert "dialect 'aaa' (aaa-dialect 0.1.0): its mark is 'user-agent'" in caplog.text
+
+
+def test_the_doctor_reports_routes_that_are_taken(dist_dir: DistDir) -> None:
+    _install(dist_dir.path, "aaa", DIALECT.replace('"POST /echo", ', '"POST /v1/chat/completions", "GET /health", '))
+    _install(dist_dir.path, "bbb", DIALECT)
+    ours = {e.name: e.module for e in PluginHost().entries("dialect") if e.official}
+    write_dist(dist_dir.path, "lmkit-dialect-openai", {"dialect": {"openai": ours["openai"]}})
+    found = [f for f in examine(dist_dir.host()) if f.code == "route-taken"]
+    assert [(f.level, f.subject, f.message.partition(",")[0]) for f in found] == [
+        ("error", "dialect:aaa", "wants POST /v1/chat/completions"),
+        ("error", "dialect:aaa", "wants GET /health"),
+        ("error", "dialect:bbb", "wants POST /echo/stream"),
+    ]
+    assert all("LMKIT_PLUGINS_DISABLE=" in f.fix for f in found)
+
+
+RAISES = {
+    "parse": DIALECT.replace("        return EchoExchange(", "        {raises}\n        return EchoExchange("),
+    "whole": DIALECT.replace('        return f"{self', '        {raises}\n        return f"{self'),
+    "chunk": DIALECT.replace("        return change", "        {raises}\n        return change"),
+    "end": DIALECT.replace('        return b"."', "        {raises}"),
+}
+
+
+@pytest.mark.parametrize("error", ["OSError('/secret')", "SystemExit(3)", "KeyboardInterrupt"])
+@pytest.mark.parametrize("method", RAISES)
+async def test_one_that_raises_is_named(
+    dist_dir: DistDir, caplog: pytest.LogCaptureFixture, method: str, error: str
+) -> None:
+    """B6: the client and the log hear who it was, and the server goes on."""
+    name = f"{method}{len(error)}"
+    _install(dist_dir.path, name, RAISES[method].replace("{raises}", f"raise {error}"))
+    app = build_app(scripted("hello world", max_length=64), dialects=load_dialects(PluginHost()))
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        answer = await client.post("/echo/stream" if method in ("chunk", "end") else "/echo", content="Hi")
+        body = {"prompt": "a", "max_tokens": 5}
+        assert (await client.post("/v1/completions", json=body)).json()["choices"][0]["text"] == "hello"
+    assert "no: plugin" in answer.text
+    assert f"dialect '{name}' ({name}-dialect 0.1.0): {method} raised" in caplog.text
+    assert "/secret" not in answer.text
+
+
+async def test_one_whose_parse_gives_something_else_is_named(
+    dist_dir: DistDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    _install(
+        dist_dir.path, "text", RAISES["parse"].replace("{raises}", "return 'text'").replace("def error(", "def no(")
+    )
+    app = build_app(scripted("hello world", max_length=64), dialects=load_dialects(PluginHost()))
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        answer = (await client.post("/echo", content="Hi")).json()["error"]
+    assert answer["code"] == "plugin"
+    assert "dialect 'text' (text-dialect 0.1.0): parse gave a str" in answer["message"]
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,9 @@ def at_door(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found = []
     written = Door._written
 
-    def note(self: Door, error: Any, dialect: Any, path: str) -> Any:
+    def note(self: Door, error: Any, dialect: Any, path: str, headers: Any) -> Any:
         found.append(path)
-        return written(self, error, dialect, path)
+        return written(self, error, dialect, path, headers)
 
     monkeypatch.setattr(Door, "_written", note)
     return found
@@ -85,7 +85,7 @@ async def test_it_says_what_the_routes_say(at_door: list[str], mark: str) -> Non
 async def test_who_may_not_ask_does_not_learn_that_it_is_full(at_door: list[str]) -> None:
     async with served(scripted("a")) as (backend, reader, writer):
         backend.num_preparing = MANY
-        for head in ("", "Authorization: Bearer other\r\n", "Authorization: Bearer secret\r\nX-Api-Key: other\r\n"):
+        for head in ("", "Authorization: Bearer other\r\n", "Authorization: Basic secret\r\nX-Api-Key: other\r\n"):
             writer.write(post("/v1/completions", head=head))
             assert (await answer(reader))[0] == 401
         writer.write(post("/v1/nothing"))

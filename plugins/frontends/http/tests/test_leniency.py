@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from lmkit_dialect_openai.fields import HINTS
+from lmkit_dialect_openai.fields import CHAT_REFUSED, DROPPABLE
 from lmkit_http.settings import ServerSettings
 from lmkit_testing.serving import ServedLLM, scripted
+from lmkit_tokenizer_json.render import Renderer
 
 USER = {"role": "user", "content": "Hello"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -107,7 +109,9 @@ async def test_a_message_of_litellm_can_be_sent_back(connect: Any) -> None:
     assert prompts[0] == prompts[1]
 
 
-EMPTY = [{name: None} for name in HINTS] + [
+EMPTY = [{name: None} for name in (*CHAT_REFUSED, *DROPPABLE)] + [
+    {name: value} for name, refusal in CHAT_REFUSED.items() for value in refusal.unless
+] + [
     {"use_beam_search": False}, {"length_penalty": 1.0}, {"bad_words": []}, {"echo": False}, {"best_of": 1},
     {"suffix": ""}, {"spaces_between_special_tokens": True}, {"mm_payload": "tensors"}, {"modalities": ["text"]},
     {"stream_interval": 1}, {"verbosity": "medium"}, {"store": False}, {"anything": None}, {"anything": {}},
@@ -134,13 +138,108 @@ async def test_the_longer_name_of_a_limit_counts(connect: Any) -> None:
     assert body["usage"]["completion_tokens"] == 4
 
 
-async def test_unknown_fields_are_refused_unless_the_server_is_told(connect: Any) -> None:
+async def test_unknown_fields_are_dropped_unless_the_server_is_told(connect: Any) -> None:
     body = {"messages": [USER], "beam_width": 4}
-    status, _, error = await ask(connect, scripted("ok"), body)
+    assert (await ask(connect, scripted("ok"), body))[:2] == (200, {"beam_width"})
+    status, _, error = await ask(connect, scripted("ok"), body, unknown_fields="refuse")
     assert status == 400
     assert error["error"]["param"] == "beam_width"
     assert "did you mean" not in error["error"]["message"].lower()
-    assert (await ask(connect, scripted("ok"), body, unknown_fields="warn"))[:2] == (200, {"beam_width"})
+
+
+NESTED = {
+    "stream_options.pace": {"stream": True, "stream_options": {"include_usage": True, "pace": 1}},
+    "response_format.json_schema.examples": {
+        "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}, "examples": [1]}}
+    },
+    "structured_outputs.fast": {"structured_outputs": {"regex": "ok", "fast": True}},
+    "tool_choice.function.id": {
+        "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f", "id": "x"}}
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "body"), NESTED.items(), ids=NESTED.keys())
+async def test_unknown_fields_of_parts_are_dropped_or_refused_alike(
+    connect: Any, name: str, body: dict[str, Any]
+) -> None:
+    body = {"messages": [USER], **body}
+    llm = scripted('ok<tool_call>{"name": "f", "arguments": {}}</tool_call>')
+    answer = await connect(llm).post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.headers.get("x-lmkit-warnings")) == (200, f"dropped: {name}"), answer.text
+    strict = ServerSettings(unknown_fields="refuse")
+    answer = await connect(scripted("ok"), strict).post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+
+
+@pytest.mark.parametrize("unknown_fields", ["warn", "refuse"])
+async def test_what_changes_the_meaning_is_refused_in_both_modes(connect: Any, unknown_fields: str) -> None:
+    for name in CHAT_REFUSED:
+        status, _, error = await ask(
+            connect, scripted("ok"), {"messages": [USER], name: {"a": 1}}, unknown_fields=unknown_fields
+        )
+        assert (status, error["error"]["param"]) == (400, name)
+
+
+async def test_a_tool_that_is_run_elsewhere_is_not_offered(connect: Any) -> None:
+    llm, hosted = scripted("ok"), {"type": "web_search", "user_location": {"city": "Kyiv"}}
+    body = {"messages": [USER], "tools": [hosted, TOOL]}
+    assert (await ask(connect, llm, body))[:2] == (200, {"tools.web_search"})
+    assert "web_search" not in prompt(llm)
+    assert '"f"' in prompt(llm)
+    status, _, error = await ask(connect, scripted("ok"), body | {"tool_choice": "required"})
+    assert (status, error["error"]["param"]) == (400, "tools.0.type")
+    status, _, error = await ask(connect, scripted("ok"), body | {"tools": [{"type": "function"}]})
+    assert (status, error["error"]["param"]) == (400, "tools.0.function")
+
+
+async def test_switches_of_thinking_are_dropped_where_nothing_thinks(connect: Any) -> None:
+    switches = {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": False}}
+    assert (await ask(connect, scripted("ok"), {"messages": [USER], **switches}))[:2] == (
+        200, {"reasoning_effort", "chat_template_kwargs.enable_thinking"},
+    )  # fmt: skip
+
+
+async def test_the_header_that_names_dropped_fields_is_short(connect: Any) -> None:
+    body = {"messages": [USER]} | {f"{i:03}{'x' * 70}": 1 for i in range(300)} | {"\r\nx-evil: 1": 1}
+    answer = await connect(scripted("ok")).post("/v1/chat/completions", json=body)
+    header = answer.headers["x-lmkit-warnings"]
+    assert answer.status_code == 200
+    assert len(header) <= 1024
+    assert header.startswith("dropped: 000xxx")
+    assert header.endswith(", ...")
+
+
+DEEP: Any = 1
+for _ in range(129):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    "extra", [DEEP, {str(i): 1 for i in range(1 << 15)}, [[]] * (1 << 15)], ids=["deep", "wide", "many"]
+)
+@pytest.mark.parametrize(
+    ("path", "within"),
+    [("/v1/chat/completions", None), ("/v1/chat/completions", "stream_options"), ("/api/chat", "options"),
+     ("/v1/messages", "metadata"), ("/v1/responses", None), ("/inference/v1/generate", "sampling_params"),
+     ("/v1/embeddings", None), ("/v1/completions", "user")],
+)  # fmt: skip
+async def test_dropped_fields_are_bounded(connect: Any, path: str, within: str | None, extra: Any) -> None:
+    body = {within: {"x": extra}} if within is not None else {"x": extra}
+    answer = await connect(scripted("ok")).post(path, json=body)
+    assert answer.status_code == 400
+    assert "more than" in answer.text
+
+
+async def test_dropped_fields_are_counted_and_remembered(connect: Any) -> None:
+    client = connect(scripted("ok"))
+    body = {"messages": [USER], "user": "u", "nobody_knows": 1}
+    answer = await client.post("/v1/chat/completions", json=body)
+    story = (await client.get(f"/debug/requests/{answer.json()['id']}")).json()
+    assert story["dropped_fields"] == ["nobody_knows", "user"]
+    metrics = (await client.get("/metrics")).text
+    for field in ("nobody_knows", "user"):
+        assert f'lmkit_dropped_fields_total{{field="{field}",route="/v1/chat/completions"}} 1.0' in metrics
 
 
 async def test_only_the_end_of_a_long_prompt_is_read(connect: Any) -> None:
@@ -152,6 +251,43 @@ async def test_only_the_end_of_a_long_prompt_is_read(connect: Any) -> None:
         assert len(prompt(llm)) == length
         assert prompt(llm).endswith("y")
     assert (await connect(llm).post("/v1/completions", json={"prompt": "x" * 150})).status_code == 400
+
+
+async def test_usage_in_every_chunk_needs_include_usage(connect: Any) -> None:
+    for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": [USER]})):
+        options = {"continuous_usage_stats": True}
+        response = await connect(scripted("abc")).post(path, json={**body, "stream": True, "stream_options": options})
+        assert response.status_code == 200
+        assert "usage" not in response.text
+
+
+async def test_answers_and_chunks_have_a_fingerprint(connect: Any) -> None:
+    found = set()
+    for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": [USER]})):
+        found.add((await connect(scripted("abc")).post(path, json=body)).json()["system_fingerprint"])
+        streamed = (await connect(scripted("abc")).post(path, json={**body, "stream": True})).text
+        lines = [line for line in streamed.split("\n\n") if line.startswith("data: {")]
+        found.update(json.loads(line[6:])["system_fingerprint"] for line in lines)
+    (fingerprint,) = found
+    assert fingerprint.startswith("fp_")
+
+
+async def test_a_byte_order_mark_before_a_body_is_ignored(connect: Any) -> None:
+    for path, body in (
+        ("/v1/completions", {"prompt": "x"}), ("/invocations", {"prompt": "x"}), ("/tokenize", {"prompt": "x"}),
+        ("/api/generate", {"model": "scripted", "prompt": "x"}), ("/v1/responses", {"input": "x"}),
+    ):  # fmt: skip
+        content = b"\xef\xbb\xbf" + json.dumps(body).encode()
+        assert (await connect(scripted("ok")).post(path, content=content)).status_code == 200, path
+
+
+async def test_the_blank_at_the_end_of_a_bad_word_counts(connect: Any) -> None:
+    llm = scripted("ok")
+    await connect(llm).post("/v1/completions", json={"prompt": "x", "bad_words": ["42 ", " no"]})
+    (request,) = llm.client.requests  # type: ignore[attr-defined]
+    decode = llm.text.tokenizer.decode
+    banned = [decode(ids) for ids in request.params.extra["bad_words"]["ids"]]
+    assert banned == ["42 ", " 42 ", "no", " no"]
 
 
 async def test_usage_in_every_chunk(connect: Any) -> None:
@@ -179,3 +315,23 @@ async def test_tokens_by_their_ids(connect: Any) -> None:
     (token,) = scripted("a").text.tokenizer.encode("a", add_special=False)
     assert entry["token"] == f"token_id:{token}"
     assert entry["top_logprobs"][0]["token"].startswith("token_id:")
+
+
+THINKS = "{{ messages[-1].content }}{% if enable_thinking %}[on]{% else %}[off]{% endif %}"
+SWITCHED: list[tuple[dict[str, Any], str]] = [
+    ({"reasoning_effort": "none"}, "[off]"), ({"reasoning_effort": "high"}, "[on]"),
+    ({"enable_thinking": False}, "[off]"), ({"enable_thinking": True}, "[on]"),
+    ({"thinking": {"type": "disabled"}}, "[off]"), ({"thinking": {"type": "enabled", "budget_tokens": 100}}, "[on]"),
+    ({"thinking": False}, "[off]"), ({"thinking": {"type": "auto"}}, "[off]"),
+    ({"reasoning": {"effort": "low"}}, "[on]"), ({"reasoning": {"enabled": False}}, "[off]"),
+    ({"chat_template_kwargs": {"enable_thinking": True}}, "[on]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("switch", "seen"), SWITCHED, ids=str)
+async def test_switches_of_thinking_under_all_their_names(connect: Any, switch: dict[str, Any], seen: str) -> None:
+    llm = scripted("ok")
+    llm.text = replace(llm.text, renderer=Renderer(THINKS, {}))
+    status, named, error = await ask(connect, llm, {"messages": [USER], **switch})
+    assert (status, named) == (200, set()), error
+    assert prompt(llm) == f"Hello{seen}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -70,6 +71,20 @@ async def test_only_administrators_change_the_engine(connect: Any, settings: Any
         assert response.status_code == status
         if status == 403:
             assert "--admin-key" in response.text
+
+
+async def test_weights_that_nobody_writes_are_refused_at_once(tmp_path: Path) -> None:
+    """A pipe would be waited for, by the thread that steps the engine."""
+    os.mkfifo(tmp_path / "w.safetensors")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "folder" / "model.safetensors")
+    async with serving() as server:
+        for path in (tmp_path / "w.safetensors", tmp_path / "folder", Path("/dev/zero")):
+            for partial in (False, True):
+                body = {"path": str(path), "partial": partial}
+                error = (await server.post("/update_weights", 400, json=body))["error"]
+                assert "not a regular file" in error["message"]
+        assert await server.get("/is_paused") == {"is_paused": False}
 
 
 async def test_what_is_asked_wrongly_is_refused() -> None:

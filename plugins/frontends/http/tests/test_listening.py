@@ -10,6 +10,7 @@ import socket
 import ssl
 import stat
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -19,9 +20,9 @@ import httpx
 import pytest
 from lmkit.api import ConfigError
 from lmkit_http.app import build_app
-from lmkit_http.listening import Certificate, PortInUse, bind, release, url_of
+from lmkit_http.listening import Certificate, PortInUse, bind, bind_beside, release, url_of
 from lmkit_http.protocol import BoundedProtocol
-from lmkit_http.run import run_app
+from lmkit_http.run import run_app, short_turns
 from lmkit_http.settings import ServerSettings
 from lmkit_testing.serving import scripted
 
@@ -46,6 +47,15 @@ async def serving(settings: ServerSettings, certificate: Certificate | None = No
         with suppress(asyncio.CancelledError):
             await task
         release(sock)
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as sock:
+            sock.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
 
 
 def pair(folder: Path, name: str) -> tuple[str, str]:
@@ -76,7 +86,7 @@ def test_many_connections_are_taken_in_few_rounds(monkeypatch: pytest.MonkeyPatc
         task = asyncio.create_task(run_app(scripted("Good day."), settings, sock, lambda *_: ready.set()))
         await ready.wait()
         address = sock.getsockname()
-        clients = [socket.create_connection(address) for _ in range(100)]
+        clients = [socket.create_connection(address) for _ in range(600)]
         num = 0
         while len(made) < len(clients):
             await asyncio.sleep(0)
@@ -89,7 +99,41 @@ def test_many_connections_are_taken_in_few_rounds(monkeypatch: pytest.MonkeyPatc
             socket.create_connection(address)
         return num
 
-    assert uvloop.run(asyncio.wait_for(rounds(), 30)) < 30
+    assert uvloop.run(asyncio.wait_for(rounds(), 60)) < 15
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no ::1")
+async def test_localhost_means_both_families() -> None:
+    settings = ServerSettings(port=0)
+    async with serving(settings) as url:
+        port = url.rpartition(":")[2]
+        async with httpx.AsyncClient() as client:
+            for host in ("127.0.0.1", "[::1]", "localhost"):
+                assert (await client.get(f"http://{host}:{port}/live")).status_code == 200
+    with pytest.raises(OSError):
+        socket.create_connection(("::1", int(port)))
+    async with serving(ServerSettings(host="127.0.0.1", port=0)) as url, httpx.AsyncClient() as client:
+        with pytest.raises(httpx.ConnectError):
+            await client.get(f"http://[::1]:{url.rpartition(':')[2]}/live")
+
+
+async def test_without_the_second_address_the_first_serves() -> None:
+    with socket.socket(socket.AF_INET6) as taken, suppress(OSError):
+        first = bind(ServerSettings(port=0))
+        taken.bind(("::1", first.getsockname()[1]))
+        taken.listen()
+        assert bind_beside(ServerSettings(port=0), first) == []
+        first.close()
+
+
+def test_threads_that_prepare_requests_leave_the_loop_its_turns() -> None:
+    before = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(0.005)
+        short_turns()
+        assert sys.getswitchinterval() <= 0.001
+    finally:
+        sys.setswitchinterval(before)
 
 
 # ---------------------------------------------------------------------------------------------- Unix sockets

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -281,3 +282,37 @@ async def test_a_head_behind_a_running_request_has_its_own_time(monkeypatch: pyt
             assert head.split()[1] == b"200"
             await reader.readuntil(b"}}")
         assert await asyncio.wait_for(reader.read(), 10) is not None  # then it is closed
+
+
+@pytest.mark.parametrize(("seconds", "stays"), [(0.1, False), (75.0, True)])
+async def test_how_long_an_idle_connection_is_kept(seconds: float, stays: bool) -> None:
+    """By default longer than clients and proxies keep theirs, which then do not post on one that is closing."""
+    assert ServerSettings().keep_alive > 60
+    async with (
+        listening(scripted("a"), ServerSettings(port=0, keep_alive=seconds)) as url,
+        connected(url) as (reader, writer),
+    ):
+        writer.write(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"}")
+        ended = asyncio.ensure_future(reader.read())
+        done, _ = await asyncio.wait([ended], timeout=0.6 if stays else 20)
+        assert bool(done) != stays
+        ended.cancel()
+
+
+@pytest.mark.parametrize("closing", [False, True])
+async def test_nothing_is_written_to_a_connection_that_was_aborted(closing: bool) -> None:
+    """As one is whose pipeline is too long, while an answer is on its way: the exchange learns of it a turn later."""
+    protocol: Any = BoundedProtocol.__new__(BoundedProtocol)
+    protocol.transport = SimpleNamespace(is_closing=lambda: closing)
+    cycle: Any = SimpleNamespace(response_started=False, more_body=False, disconnected=False)
+    seen: list[bool] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200})
+
+    async def send(message: Any) -> None:
+        seen.append(cycle.disconnected)
+
+    await protocol._answer(cycle, app, {}, None, send)
+    assert seen == [closing]

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from lmkit.api import ParseWarning, Reasoning, Text, TokenLogprob, ToolArgs, ToolEnd, ToolStart
+from lmkit.api import ParseWarning, Reasoning, Text, TokenLogprob, ToolArgs, ToolCut, ToolEnd, ToolStart
 from lmkit.text.stream import Finish, Logprobs, OutputEvent, Usage
 from lmkit_python.front.message import Change, Message
 
@@ -31,12 +31,12 @@ def outputs(draw: st.DrawFn) -> list[OutputEvent]:
             index = sum(isinstance(e, ToolStart) for e in events)
             events.append(ToolStart(index, f"c{index}", draw(st.sampled_from("fg"))))
             events += [ToolArgs(index, piece) for piece in draw(st.lists(PIECES, max_size=3))]
-            events.append(ToolEnd(index))
+            events.append(draw(st.sampled_from([ToolEnd(index), ToolCut(index, "text")])))
     return [*events, Finish("stop", None, Usage(1))]
 
 
 def state(message: Message) -> tuple[object, ...]:
-    calls = [(c.id, c.name, c.arguments) for c in message.calls]
+    calls = [(c.id, c.name, c.arguments, c.complete) for c in message.calls]
     return (message.content, message.reasoning, calls, message.logprobs, message.offsets, message.finish)  # fmt: skip
 
 
@@ -54,6 +54,9 @@ def test_the_whole_is_the_sum_of_its_changes(events: list[OutputEvent], data: st
     assert state(whole) == state(fed) == state(added)
     assert whole.content == "".join(e.text for e in events if isinstance(e, Text))
     assert whole.reasoning == "".join(e.text for e in events if isinstance(e, Reasoning))
+    assert [c.complete for c in whole.calls] == [
+        isinstance(e, ToolEnd) for e in events if isinstance(e, ToolEnd | ToolCut)
+    ]
     assert "".join(c.arguments for c in whole.calls) == "".join(
         e.json_fragment for e in events if isinstance(e, ToolArgs)
     )

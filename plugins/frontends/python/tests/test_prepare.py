@@ -110,13 +110,15 @@ def test_seeds_go_around() -> None:
 
 def test_limits_are_those_of_the_model_for_everyone() -> None:
     for ask in (
-        TextAsk(prompts=["x" * 1000]), TextAsk(prompts=["x"], params=SamplingParams(max_tokens=1000)),
+        TextAsk(prompts=["x" * 1000]),
         TextAsk(prompts=["x" * 10_000_000]), ChatAsk(messages=[HELLO | {"content": "x" * 10_000_000}]),
     ):  # fmt: skip
         with pytest.raises(ContextTooLong):
             turns_of(ask)
     with pytest.raises(InvalidParam, match="prompt 1"):
         prepare_all(text_side(), FACTS, [TextAsk(prompts=["x"]), TextAsk(prompts=[[300]])], "id")
+    more = TextAsk(prompts=["x" * 990], params=SamplingParams(max_tokens=1000))
+    assert [t.request.params.max_tokens for t in turns_of(more)] == [10]
     assert [t.request.params.max_tokens for t in turns_of(TextAsk(prompts=["x" * 990], default_tokens=16))] == [10]
     assert [t.request.params.max_tokens for t in turns_of(TextAsk(prompts=["x"], default_tokens=16))] == [16]
 

@@ -106,3 +106,12 @@ async def test_requests_at_once_are_bounded_in_number_and_bytes(tmp_path: Path) 
         await play([Line(i, str(i), "/x", b"x" * size) for i in range(num)], results, ask)
         results.close()
         assert (len(results.ids), most["num"]) == (num, expected)
+
+
+def test_a_byte_order_mark_at_the_beginning_is_ignored(tmp_path: Path) -> None:
+    line = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}).encode()
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + line + b"\r\n\r\n" + line.replace(b'"a"', b'"b"') + b"\r\n")
+    assert check_lines(path) == (2, [])
+    path.write_bytes(line + b"\n\xef\xbb\xbf" + line)  # elsewhere it is no mark
+    assert [type(found) for found in read_lines(path)] == [Line, Fault]

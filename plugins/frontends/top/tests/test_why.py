@@ -101,3 +101,12 @@ async def test_what_is_not_known_is_said_in_the_words_of_the_server() -> None:
 def test_other_answers_are_typed_errors(status: int, body: bytes, words: str) -> None:
     with pytest.raises(EngineError, match=words), Answering(status, body) as server:
         ask(server, "a/b")
+
+
+async def test_fields_that_were_dropped_are_named() -> None:
+    transport = httpx.ASGITransport(build_app(scripted("ok")))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        body = {"prompt": "x", "request_id": "r", "user": "u", "stream_options": {"nobody_knows": 1}, "stream": True}
+        assert (await client.post("/v1/completions", json=body)).status_code == 200
+        data = (await client.get("/debug/requests/r")).content
+    assert "dropped fields: stream_options.nobody_knows, user" in text_of(msgspec.json.decode(data, type=Story))

@@ -50,3 +50,13 @@ def test_a_frame_larger_than_memory_is_given_up() -> None:
     tiers = Tiers(100, None)
     tiers.write((0, b"a" * 32), bytes(300))
     assert tiers.memory.nbytes == 0
+
+
+def test_a_damaged_frame_is_removed_from_memory_and_disk(tmp_path: Path) -> None:
+    """A frame that stays on disk would keep the right one in memory from being written there."""
+    tiers, key = Tiers(1000, Folder(str(tmp_path), 1 << 20)), (0, bytes(32))
+    tiers.write(key, b"damaged")
+    tiers._spill(key, b"damaged")
+    tiers.drop(key)
+    assert not tiers.has(key)
+    assert list(tiers.read([key])) == [None]

@@ -67,6 +67,15 @@ class TestRedis(KVConnectorConformance):
         one.save(blocks)
         assert settled(other, [key for key, _ in blocks]) == dict(blocks)
 
+    def test_a_damaged_frame_is_removed(self, make: Any) -> None:
+        one = make()
+        ((key, content),) = self.blocks(one, 1)[:1]
+        one.store.write(key, b"damaged")
+        assert fetched(one, "r", [key]) == {}
+        assert one.computed(key, b"", [])
+        one.save([(key, content)])
+        assert settled(one, [key]) == {key: content}
+
 
 def connector(url: str, **options: Any) -> RedisConnector:
     return RedisConnector(no_checkpoint(), no_plan(), hash_kv(64, 4), url=url, **options)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from threading import Event
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from lmkit.api import KVConfig, KVKey
-from lmkit_stores import Memory, StoreConnector, StoreOptions, connector, name_of, opened, sealed
+from lmkit_stores import Folder, Memory, StoreConnector, StoreOptions, connector, name_of, opened, sealed
 from lmkit_testing.engines import no_checkpoint, no_plan
 from lmkit_testing.hash_model import hash_kv
 from lmkit_testing.kv_connectors import PATIENCE, WaitingTrial, fetched
@@ -189,3 +191,33 @@ def test_frames(size: int) -> None:
         assert opened(key, frame[:i], size) is None
     assert opened((4, key[1]), frame, size) is None
     assert name_of(key) == "03" + key[1].hex()
+
+
+@pytest.mark.parametrize("kind", ["memory", "folder"])
+def test_a_damaged_frame_is_removed_and_written_again(kind: str, tmp_path: Path) -> None:
+    """It would otherwise stay for ever: the store has it, so nobody writes it, and nobody can use it."""
+    store = Memory(1 << 20) if kind == "memory" else Folder(str(tmp_path), 1 << 20)
+    kv = hash_kv()
+    connector = StoreConnector(store, no_checkpoint(), no_plan(), kv, StoreOptions())
+    key, content = (0, b"k" * 32), bytes(kv.specs[0].bytes_per_block)
+    try:
+        store.write(key, sealed(key, content)[:-1])
+        assert not connector.computed(key, b"", [])
+        assert fetched(connector, "first", [key]) == {}
+        assert connector.computed(key, b"", []), "the block is not wanted again"
+        connector.save([(key, content)])
+        assert connector.flush(PATIENCE)
+        assert fetched(connector, "second", [key]) == {key: content}
+    finally:
+        connector.close()
+
+
+def test_a_folder_that_vanishes_is_made_again(tmp_path: Path) -> None:
+    folder, key = Folder(str(tmp_path / "a" / "kv"), 1 << 20), (0, b"k" * 32)
+    folder.write(key, sealed(key, b"content"))
+    shutil.rmtree(tmp_path / "a")
+    assert not folder.has(key)
+    assert list(folder.read([key])) == [None]
+    folder.write(key, sealed(key, b"content"))
+    assert list(folder.read([key])) == [sealed(key, b"content")]
+    assert (tmp_path / "a" / "kv").stat().st_mode & 0o77 == 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lmkit.api import CheckpointError, LinearSpec, PluginError, UnsupportedModel
+from lmkit.api import CannotSplit, CheckpointError, LinearSpec, UnsupportedModel
 from lmkit_loader_gguf.blocks import UNPACK, unpack
 from lmkit_loader_gguf.file import TYPES
 from lmkit_loader_gguf.scheme import FOUR_BITS, GROUP, GgufFormat, GgufScheme
@@ -99,7 +99,7 @@ def test_what_does_not_fit_is_refused() -> None:
     fmt = GgufFormat(("Q4_K",), (8,), 384)
     with pytest.raises(UnsupportedModel, match="multiple of 256"):
         fmt.params(LinearSpec("x", 384, (8,)), "float32")
-    with pytest.raises(PluginError, match="cannot be split"):
+    with pytest.raises(CannotSplit, match="cannot be split"):
         fmt.params(LinearSpec("x", 192, (8,)), "float32")
     data = stored("Q4_0", 2, 2, 0)
     data[0, :2] = np.array([np.nan], np.float16).view(np.uint8)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lmkit.api import CheckpointError, LmkitError
 from lmkit_loader_gguf.config import open_gguf
-from lmkit_loader_gguf.file import GgufFile, open_all
+from lmkit_loader_gguf.file import OTHERS, TYPES, GgufFile, open_all
 from lmkit_loader_gguf.loader import GgufLoader
 from lmkit_testing.checkpoints import tiny_checkpoint
 
@@ -55,6 +55,16 @@ def test_values_and_tensors(tmp_path: Path) -> None:
     x, y = found.tensors.values()
     assert (x.shape, x.type.name, x.nbytes) == ((2, 32), "Q8_0", 68)
     assert y.offset - x.offset == 96
+
+
+@pytest.mark.parametrize(("number", "name"), [(16, "IQ2_XXS"), (40, "NVFP4"), (31, "Q4_0_4_4"), (250, "250")])
+def test_a_type_that_is_not_read_is_called_by_its_name(tmp_path: Path, number: int, name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"x is of type {name}; those that are read are F32, "):
+        read(tmp_path, whole(GOOD, [tensor("x", (2, 64), number, 0)]))
+
+
+def test_every_type_of_the_format_has_a_name() -> None:
+    assert {kind.value for kind in gguf.GGMLQuantizationType} <= TYPES.keys() | OTHERS.keys()
 
 
 HUGE = 1 << 62

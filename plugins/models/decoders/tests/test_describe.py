@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lmkit.api import ModelInfo, UnsupportedModel
+from lmkit.api import ModelInfo, StateTensor, UnsupportedModel
 from lmkit_decoders import ConfigReader, DecoderConfig, MoEConfig
-from lmkit_decoders.describe import decoder_config, decoder_info, rope_length
+from lmkit_decoders.describe import MixerConfig, decoder_config, decoder_info, rope_length
 from lmkit_decoders.weights import decoder_weights
 
 PLAIN = {"rope_type": "default", "theta": 100.0, "partial": 1.0}
@@ -86,13 +86,41 @@ def test_description_of_a_decoder() -> None:
     assert any(rule.source == "lm_head.weight" and rule.ignore for rule in decoder_weights(toy_info(tie=True)))
 
 
-TOO_FEW = MoEConfig(num_experts=2, top_k=3, size=4, layers=(True, True))
-
-
-@pytest.mark.parametrize("change", [{"num_kv_heads": 3}, {"head_dim": 3}, {"moe": TOO_FEW}])
+@pytest.mark.parametrize("change", [{"num_kv_heads": 3}, {"head_dim": 3}])
 def test_shapes_that_cannot_be(change: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedModel):
         config(**change)
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "top_k", "groups", "top_groups", "key"),
+    [
+        (2, 3, 1, 1, "num_experts_per_tok"), (8, 2, 3, 1, "n_group"), (8, 2, 4, 5, "topk_group"),
+        (8, 4, 4, 1, "num_experts_per_tok"), (8, 1, 8, 4, "n_group"), (8, 2, 4, 1, ""), (8, 8, 1, 1, ""),
+    ],
+)  # fmt: skip
+def test_choices_that_no_router_can_make(num_experts: int, top_k: int, groups: int, top_groups: int, key: str) -> None:
+    moe = MoEConfig(
+        num_experts=num_experts, top_k=top_k, num_groups=groups, top_groups=top_groups, group_score="two best", size=4,
+        layers=(True, True),
+    )  # fmt: skip
+    if not key:
+        config(moe=moe)
+        return
+    with pytest.raises(UnsupportedModel, match=key):
+        config(moe=moe)
+
+
+@pytest.mark.parametrize("key", ["mamba_d_conv", "conv_kernel", "linear_conv_kernel_dim"])
+def test_a_convolution_of_one_token_is_refused(key: str) -> None:
+    assert ConfigReader({key: 2}).kernel_width(key, 4) == 2
+    with pytest.raises(UnsupportedModel, match=f"{key} = 1; supported: an integer from 2"):
+        ConfigReader({key: 1}).kernel_width(key, 4)
+    mixer = MixerConfig(
+        layers=(True,) * 3, state=(StateTensor("conv", (0, 8)),), linears=(), num_parameters=0, options={}
+    )
+    with pytest.raises(UnsupportedModel, match="conv state"):
+        config(mixer=mixer)
 
 
 class WithGain(DecoderConfig):

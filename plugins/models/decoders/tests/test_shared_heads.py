@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lmkit.api import Collectives, PluginError
+from lmkit.api import CannotSplit, Collectives
 from lmkit_testing.checkpoints import tiny_checkpoint
 from lmkit_testing.model import deviation, load_tiny, prompt
 from lmkit_testing.steps import ModelDriver, Ranks
@@ -33,5 +33,5 @@ def test_ranks_that_share_heads_say_what_one_says(tmp_path: Path, num_q: int, nu
 def test_heads_that_do_not_divide_are_refused(tmp_path: Path) -> None:
     heads = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16}
     directory = tiny_checkpoint("llama", tmp_path / "model", **heads)
-    with pytest.raises(PluginError, match="6 query and 3 key-value heads cannot be split over 2 ranks"):
+    with pytest.raises(CannotSplit, match="6 query and 3 key-value heads cannot be split over 2 ranks"):
         Ranks(2).run(lambda collectives: load_tiny(directory, LLAMA, "float32", collectives=collectives))

@@ -10,7 +10,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lmkit.api import DeviceInfo, LinearSpec, PackedWeight, PluginError, QuantFormat, Routing, SelectionError
+from lmkit.api import (
+    CannotSplit,
+    DeviceInfo,
+    LinearSpec,
+    PackedWeight,
+    PluginError,
+    QuantFormat,
+    Routing,
+    SelectionError,
+)
 from lmkit_layers import LinearExperts, ReferenceLinear, TorchRowOps
 from lmkit_layers.build import Builder
 from lmkit_layers.experts import Experts
@@ -136,9 +145,9 @@ def test_a_kernel_that_computes_all_experts_serves_no_rank_that_has_some() -> No
 
 
 def test_experts_that_cannot_be_dealt_out() -> None:
-    with pytest.raises(PluginError, match="3 experts cannot be dealt out to 2 ranks"):
+    with pytest.raises(CannotSplit, match="3 experts cannot be dealt out to 2 ranks"):
         builder(collectives=Ranks(2).rank(0), deals=2).experts(UP, DOWN, "silu")
-    with pytest.raises(PluginError, match="1 ranks cannot deal out experts to 3"):
+    with pytest.raises(CannotSplit, match="1 ranks cannot deal out experts to 3"):
         builder(deals=3).experts(UP, DOWN, "silu")
 
 

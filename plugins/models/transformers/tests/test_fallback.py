@@ -3,6 +3,7 @@ own are proven in test_transformers_conformance."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,6 +69,25 @@ def test_logits_whole_in_chunks_and_in_company(name: str, folder: Path) -> None:
     assert loaded.weight_bytes == 4 * loaded.info.num_parameters
 
 
+def test_a_composite_configuration(tmp_path: Path) -> None:
+    """A language model whose fields stand in `text_config`."""
+    text = {**SMALL, "model_type": "persimmon", "bos_token_id": 7, "eos_token_id": 9}
+    config = transformers.FuyuConfig(text_config=text, hidden_size=64, patch_size=4)
+    randomize(transformers.FuyuForCausalLM, config, 0, "bfloat16", 0.2).save_pretrained(tmp_path)
+    data = json.loads((tmp_path / "config.json").read_text())
+    for name in ("vocab_size", "dtype", "bos_token_id", "eos_token_id"):
+        data.pop(name, None)
+    data["text_config"]["dtype"] = "bfloat16"
+    (tmp_path / "config.json").write_text(json.dumps(data))
+    info = TransformersArchitecture().describe(data)
+    assert (info.vocab_size, info.hidden_size, info.dtype) == (300, SMALL["hidden_size"], "bfloat16")
+    assert (info.bos_token_id, info.eos_token_ids) == (7, (9,))
+    assert info.max_length == text["max_position_embeddings"]
+    ids = prompt(300)
+    want = theirs(tmp_path, ids)
+    assert deviation(ModelDriver(load_tiny(tmp_path, TARGET, "float32"), "float32").run(0, ids, 7), want) < 1e-4
+
+
 @pytest.mark.parametrize("name", ["NanoChat", "VaultGemma", "Jais2"])
 def test_bfloat16(name: str, folder: Path) -> None:
     path = checkpoint(name, folder / name)
@@ -117,7 +137,7 @@ def test_a_tensor_too_few_is_named(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "attention interface"),
+        ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "a state of its own"),
         ({"architectures": ["BloomForCausalLM"], "model_type": "bloom"}, "attention interface"),
         ({"architectures": ["StrangeForCausalLM"]}, "no such language model"),
         ({"architectures": ["StrangeForCausalLM"], "auto_map": {"AutoModel": "x.Y"}}, "never run"),
@@ -129,6 +149,16 @@ def test_a_tensor_too_few_is_named(folder: Path, tmp_path: Path) -> None:
         ({"architectures": ["BertLMHeadModel"], "model_type": "bert", **SMALL}, "set is_decoder"),
         ({"architectures": ["HrmTextForCausalLM"], "model_type": "hrm_text", **SMALL}, "shares"),
         ({"architectures": ["OPTForCausalLM"], "model_type": "opt"}, "does not run apart"),
+        (
+            {"architectures": ["BartForCausalLM"], "is_encoder_decoder": False, "decoder_layers": 1},
+            "positions themselves",
+        ),
+        ({"architectures": ["PegasusForCausalLM"], "is_encoder_decoder": False, "decoder_layers": 1}, "positions them"),
+        ({"architectures": ["MusicgenForCausalLM"], "num_hidden_layers": 1}, "positions themselves"),
+        ({"architectures": ["GitForCausalLM"], "model_type": "git"}, "attention classes of its own"),
+        ({"architectures": ["ZambaForCausalLM"], "model_type": "zamba"}, "a state of its own"),
+        ({"architectures": ["InklingForCausalLM"], "model_type": "inkling_text"}, "does not run apart"),
+        ({"architectures": ["MllamaForCausalLM"], "model_type": "mllama"}, "not kept apart"),
         ({"architectures": ["LlamaForCausalLM"], **SMALL, "num_attention_heads": "four"}, "configuration"),
         (
             {"architectures": ["LlamaForCausalLM"], **SMALL, "quantization_config": {"quant_method": "x"}},

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lmkit import memory
-from lmkit.api import CheckpointError, LinearSpec, PluginError, SelectionError, UnsupportedModel
+from lmkit.api import CannotSplit, CheckpointError, LinearSpec, SelectionError, UnsupportedModel
 from lmkit.config import EngineConfig, ModelConfig, from_options
 from lmkit.plugins.resolve import resolve
 from lmkit_quantization_bitsandbytes.codes import table
@@ -213,7 +213,7 @@ def test_sizes_that_do_not_divide_are_named() -> None:
         TableFormat("nf4", 65, 1).params(layer, "float32")
     for fmt in (TableFormat("nf4", 192, 64), Nf4Scheme().for_layer(LinearSpec("o", 192, (64,)))):
         assert fmt is not None
-        with pytest.raises(PluginError, match="two ranks"):
+        with pytest.raises(CannotSplit, match="two ranks"):
             fmt.params(LinearSpec("o", 96, (64,)), "float32")
 
 

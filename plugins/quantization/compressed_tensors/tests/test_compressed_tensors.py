@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from lmkit.api import CheckpointError, LinearSpec, PluginError, UnsupportedModel
+from lmkit.api import CannotSplit, CheckpointError, LinearSpec, UnsupportedModel
 from lmkit.config import EngineConfig, ModelConfig
 from lmkit.plugins.resolve import resolve
 from lmkit_layouts import ByteRows, Fp8Format, NvFp4, PackedRows
@@ -380,7 +380,7 @@ def test_groups_do_not_straddle_ranks() -> None:
     for weights in (group(), group(actorder="group")):
         fmt = CompressedTensorsScheme.parse(config(weights)).for_layer(whole)
         assert fmt is not None
-        with pytest.raises(PluginError, match="two ranks"):
+        with pytest.raises(CannotSplit, match="two ranks"):
             fmt.params(part, "float32")
 
 

@@ -347,6 +347,14 @@ def test_powers_of_two_are_read_from_one_byte(checkpoints: tuple[Path, Path], tm
         load(tmp_path)
 
 
+def test_slow_kernels_are_a_warning(checkpoints: tuple[Path, Path]) -> None:
+    """One line for all layers, which names the kernel; plain weights have none."""
+    quantized, plain = checkpoints
+    (warning,) = load(quantized, kernel="lmkit_quantization_fp8.kernel:Fp8Torch").warnings
+    assert "more: runs on fp8_torch: it widens float8 weights in every step" in warning
+    assert load_tiny(plain, "lmkit_model_llama.arch:Llama", "float32").warnings == ()
+
+
 def test_without_the_scheme_a_quantized_checkpoint_is_refused(checkpoints: tuple[Path, Path]) -> None:
     with pytest.raises(UnsupportedModel, match="quantization_config"):
         load_tiny(checkpoints[0], "lmkit_model_llama.arch:Llama", "float32")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from lmkit.api import CheckpointError, LinearSpec, PluginError, UnsupportedModel
+from lmkit.api import CannotSplit, CheckpointError, LinearSpec, UnsupportedModel
 from lmkit.config import EngineConfig, ModelConfig
 from lmkit.plugins.resolve import resolve
 from lmkit_quantization_gptq.scheme import GptqScheme
@@ -125,7 +125,7 @@ def test_groups_do_not_straddle_ranks() -> None:
     for change in ({}, {"desc_act": True}):
         fmt = GptqScheme.parse(PLAIN | change).for_layer(whole)
         assert fmt is not None
-        with pytest.raises(PluginError, match="two ranks"):
+        with pytest.raises(CannotSplit, match="two ranks"):
             fmt.params(part, "float32")
 
 

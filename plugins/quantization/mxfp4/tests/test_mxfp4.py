@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lmkit.api import CheckpointError, LinearSpec, PluginError, UnsupportedModel, WeightMismatch
+from lmkit.api import CannotSplit, CheckpointError, LinearSpec, UnsupportedModel, WeightMismatch
 from lmkit.config import EngineConfig, ModelConfig
 from lmkit.plugins.resolve import resolve
 from lmkit_layouts import MxFp4
@@ -147,7 +147,7 @@ def test_columns_that_do_not_divide_are_named() -> None:
     with pytest.raises(UnsupportedModel, match=r"columns of layers\.3\.experts\.up"):
         fmt.params(layer, "float32")
     fmt, layer = layout(4, 96)
-    with pytest.raises(PluginError, match="two ranks"):
+    with pytest.raises(CannotSplit, match="two ranks"):
         fmt.params(replace(layer, in_features=48), "float32")
 
 

@@ -9,6 +9,7 @@ from lmkit_scheduler_fair import policy as module
 from lmkit_scheduler_fair.hooks import Options
 from lmkit_scheduler_fair.policy import Fair
 from lmkit_scheduler_fcfs.policy import FirstComeFirstServed
+from lmkit_testing.hash_model import hash_kv
 from lmkit_testing.scheduler import SchedulerConformance
 from lmkit_testing.stepper import Stepper, make_request
 
@@ -28,10 +29,11 @@ def request(stepper: Stepper, tenant: str, name: str, prompt: int, output: int) 
 
 def slowest(policy: object, load: list[tuple[int, str, int, int]], tenant: str) -> int:
     """`load`: step, tenant, prompt tokens, output tokens of each request. Most steps to a first token of `tenant`."""
-    stepper = Stepper(policy=policy, max_rows=4, max_tokens=32)
+    stepper = Stepper(hash_kv(1024, 4), policy=policy, max_rows=4, max_tokens=32, max_length=1024)  # type: ignore[arg-type]
     steps: dict[str, int] = {}
     waiting, step = sorted(enumerate(load), key=lambda item: item[1][0]), 0
-    while waiting or stepper.scheduler.has_work():
+    num = sum(of == tenant for _, of, _, _ in load)
+    while sum(name.startswith(tenant) for name in steps) < num:
         while waiting and waiting[0][1][0] <= step:
             place, (_, of, prompt, output) = waiting.pop(0)
             request(stepper, of, f"{of} {place}", prompt, output)
@@ -173,3 +175,62 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bad_options_are_refused(output: float) -> None:
     with pytest.raises(ValueError, match="output is"):
         Options(output)
+
+
+# what a heavy key may send, as (step, prompt tokens, output tokens) of each request
+HEAVY = {
+    "one request with many choices": [(0, 1, 900)] * 16,
+    "streams with several choices": [(4 * i, 1, 300) for i in range(4) for _ in range(4)],
+    "many choices again and again": [(10 * i, 2, 200) for i in range(20) for _ in range(8)],
+    "several prompts": [(0, 30, 50)] * 60,
+    "long prompts": [(0, 500, 4)] * 10,
+    "one long prompt after the other": [(17 * i, 500, 4) for i in range(12)],
+    "long prompts and long answers": [(0, 300, 300)] * 6 + [(5, 1, 400)] * 6,
+}
+
+
+@pytest.mark.parametrize("sent", HEAVY)
+@pytest.mark.parametrize("keys", [1, 2, 3])
+@pytest.mark.parametrize("prompt", [1, 14])
+def test_a_first_token_waits_a_step_for_each_heavy_key(sent: str, keys: int, prompt: int) -> None:
+    """Whatever the heavy keys send, and however often the light one asks."""
+    heavy = [(step, f"heavy{key}", *sizes) for key in range(keys) for step, *sizes in HEAVY[sent]]
+    light = [(step, "light", prompt, 4) for step in range(30, 160, 7)]
+    assert slowest(Fair(), heavy + light, "light") <= 1 + keys  # type: ignore[arg-type]
+
+
+def test_who_asks_for_several_choices_gets_a_row_a_step() -> None:
+    """Until it has as many as the other; the other keeps the rest."""
+    stepper = Stepper(hash_kv(4096, 4), policy=Fair(), max_rows=8, max_tokens=64, max_length=1024)
+    for i in range(12):
+        request(stepper, "heavy", f"heavy{i}", 1, 500)
+    for _ in range(20):
+        stepper.step()
+    for i in range(12):
+        request(stepper, "light", f"light{i}", 1, 500)
+    rows = []
+    for _ in range(6):
+        stepper.step()
+        rows.append(sum(r.tenant == "light" for r in stepper.scheduler.running))
+    assert rows == [1, 2, 3, 4, 4, 4]
+    assert len(stepper.scheduler.running) == 8
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    sent=st.lists(
+        st.tuples(st.integers(0, 60), st.sampled_from("abc"), st.integers(1, 90), st.integers(1, 40)),
+        min_size=1, max_size=40,
+    )
+)  # fmt: skip
+def test_every_request_ends(sent: list[tuple[int, str, int, int]]) -> None:
+    """Rows that give way come back, and nothing is drawn twice."""
+    stepper = Stepper(policy=Fair(), max_rows=3, max_tokens=32)
+    waiting, step = sorted(sent), 0
+    while waiting or stepper.scheduler.has_work():
+        while waiting and waiting[0][0] <= step:
+            _, tenant, prompt, output = waiting.pop(0)
+            request(stepper, tenant, f"{tenant} {len(waiting)}", prompt, output)
+        stepper.step()
+        step += 1
+        assert step < 20_000

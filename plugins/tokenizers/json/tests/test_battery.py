@@ -70,7 +70,7 @@ def test_the_text_is_that_of_transformers(file: Path) -> None:
     renderer = Renderer(source, TOKENS)
     for name, (messages, given) in BATTERY.items():
         kwargs = {k: v for k, v in given.items() if k in renderer.options}
-        options = {"tools": None, "documents": None, "continue_final_message": False, **given}
+        options = {"tools": renderer._no_tools, "documents": None, "continue_final_message": False, **given}
         options = {k: v for k, v in options.items() if k in kwargs or k not in ("enable_thinking", "thinking")}
         options.setdefault("add_generation_prompt", not options["continue_final_message"])
         if options["documents"] and not renderer.takes_documents:

@@ -84,7 +84,7 @@ class Bare(Renderer):
 
     def run(self, *given: Any) -> str:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("lmkit_tokenizer_json.render.theirs_of_request", dict)
+            patch.setattr("lmkit_tokenizer_json.render.theirs_of_request", lambda variables, reads: dict(variables))
             return super().run(*given)
 
     write = run

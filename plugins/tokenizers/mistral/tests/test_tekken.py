@@ -185,11 +185,41 @@ def test_a_message_is_continued(side: TextSide) -> None:
 def test_wrong_conversations_are_refused(side: TextSide) -> None:
     with pytest.raises(TemplateFailed, match="role"):
         side.render_chat([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
-    unknown = {**CALL, "id": "too long an id"}
-    calls = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [unknown]},
-             {"role": "tool", "tool_call_id": "too long an id", "content": "1"}]  # fmt: skip
-    with pytest.raises(TemplateFailed, match="id"):
-        side.render_chat(calls)
+    user = {"role": "user", "content": "a"}
+    said = {"role": "assistant", "content": "b"}
+    result = {"role": "tool", "tool_call_id": "123456789", "content": "1"}
+    with pytest.raises(TemplateFailed, match="tool") as failed:
+        side.render_chat([user, said, user, result, user, said, user])
+    assert failed.value.field == "messages.3"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"content": ""}, {"content": None}, {"content": [{"type": "text", "text": ""}]},
+        {"content": [], "tool_calls": []},
+        {"content": "b", "reasoning_content": "hm"}, {"content": None, "reasoning_content": "hm"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_answers_that_the_format_has_no_form_for(side: TextSide, answer: dict[str, object]) -> None:
+    prompt = side.render_chat([
+        {"role": "user", "content": "first"}, {"role": "assistant", **answer}, {"role": "user", "content": "second"},
+    ])  # fmt: skip
+    assert "first" in shown(prompt)
+    assert "second" in shown(prompt)
+    assert ("b" in shown(prompt)) == (answer["content"] == "b")
+
+
+@pytest.mark.parametrize("arguments", ['{"zone": "U', '"UTC"', "[1]", "null", ""])
+@pytest.mark.parametrize("id", ["too long an id", "1", "", None])
+def test_calls_of_other_clients_are_read(side: TextSide, arguments: str, id: str | None) -> None:
+    call = {"id": id, "type": "function", "function": {"name": "get_time", "arguments": arguments}}
+    prompt = side.render_chat([
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": "Let me see.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": id, "content": "1"},
+    ])  # fmt: skip
+    assert "get_time" in shown(prompt)
 
 
 def test_the_findings_are_those_of_the_family(side: TextSide) -> None:

@@ -36,6 +36,24 @@ class TestGigachat3(ToolParserConformance):
     plugin = "tool_parser:gigachat3"
 
 
+class TestGigachat35(ToolParserConformance):
+    plugin = "tool_parser:gigachat35"
+
+
+class TestDots2(ToolParserConformance):
+    plugin = "tool_parser:dots2"
+
+
+class TestSolar2(ToolParserConformance):
+    plugin = "tool_parser:solar2"
+
+
+class TestSolar2Reasoning(ReasoningParserConformance):
+    plugin = "reasoning_parser:solar2"
+    samples = ("<|think:start|>a<|think:end|>b", "a<|think:end|>b")
+    prompt_tails = ("", "<|think:start|>")
+
+
 class TestApertus(ToolParserConformance):
     plugin = "tool_parser:apertus"
 

@@ -60,11 +60,8 @@ class BangReader:
             at += 1
         return at
 
-    def closing(self) -> str:
-        return "{}"
-
-    def leftover(self) -> str:
-        return self._read[-1]
+    def cut(self) -> str:
+        return ""
 
 
 FORMAT = ToolFormat("bang", Bang(), open=("<call>",), close=("</call>",), between="\n")
@@ -85,8 +82,9 @@ def test_it_is_written_parsed_and_constrained_like_those_of_the_library() -> Non
     ]
 
 
-def test_a_call_that_is_cut_off_has_valid_arguments() -> None:
+def test_a_call_without_arguments_so_far_is_text_when_it_is_cut_off() -> None:
+    """Clients take empty arguments for an empty object."""
     got = check_splits(FORMAT, "<call>say!good", tools=[ToolDef("say")])
-    assert [arguments for _, arguments in got.calls] == ["{}"]
-    assert got.content == "good"
+    assert (got.calls, got.cut) == ([], [])
+    assert got.content == "<call>say!good"
     assert got.warnings

@@ -128,17 +128,12 @@ def test_a_call_goes_on_after_a_malformed_one() -> None:
 @pytest.mark.parametrize(
     ("text", "arguments", "content"),
     [
-        # cut by max_tokens: what there was of the arguments is kept, and completed
-        ('<tool_call>{"name": "f", "arguments": {"a": "b', '{"a": "b"}', ""),
-        ('<tool_call>{"name": "f", "arguments": {"a": 1, "b": 2', '{"a": 1}', ', "b": 2'),
         # the outer brace or the closing tag is missing: the arguments are complete, so the call stands
         ('<tool_call>{"name": "f", "arguments": {"a": 1}', '{"a": 1}', ""),
         ('<tool_call>\n{"name": "f", "arguments": {"a": 1}}', '{"a": 1}', ""),
         ('<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>', '{"a": 1}', ""),
         # one brace too many is the model's text
         ('<tool_call>{"name": "f", "arguments": {"a": 1}}}</tool_call>', '{"a": 1}', "}</tool_call>"),
-        # wrong inside the arguments, after the call was announced: what there is of them stands, the rest is content
-        ('<tool_call>{"name": "f", "arguments": {"a": </tool_call>!', "{}", '"a": !'),
         # what can be mended is: a newline inside a string, a backslash that escapes nothing
         ('<tool_call>{"name": "f", "arguments": {"a": "1\n\\d"}}</tool_call>', '{"a": "1\\n\\\\d"}', ""),
         ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "{}", ""),
@@ -150,6 +145,31 @@ def test_imperfect_calls(text: str, arguments: str, content: str) -> None:
     got = check_splits(HERMES, text)
     assert got.calls == [("f", arguments)]
     assert got.content == content
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "content"),
+    [
+        # cut by max_tokens, by a stop text or by the model's own end
+        ('<tool_call>{"name": "f", "arguments": {"a": "b', '{"a": "b', ""),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1, "b": 2', '{"a": 1, "b": 2', ""),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1, "b": tru', '{"a": 1, "b": tru', ""),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1, "b', '{"a": 1, "b', ""),
+        ('<tool_call>{"name": "f", "arguments": {"a": "\\u00', '{"a": "\\u00', ""),
+        # wrong inside the arguments, after the call was announced: the rest is content
+        ('<tool_call>{"name": "f", "arguments": {"a": </tool_call>!', '{"a": ', "!"),
+        # quotes that the model forgot to escape do not end a shorter call
+        ('<tool_call>{"name": "f", "arguments": {"a": "say "hi""}}</tool_call>', '{"a": "say "', 'hi""}}'),
+    ],
+)
+def test_a_call_that_breaks_inside_its_arguments_is_cut(text: str, arguments: str, content: str) -> None:
+    """Its arguments stay as the model wrote them: nothing is added that makes them parse."""
+    got = check_splits(HERMES, text)
+    assert (got.calls, got.cut) == ([], [("f", arguments)])
+    assert got.content == content
+    assert text.startswith("".join(got.written))
+    assert "".join(got.written).endswith(arguments)
+    assert got.warnings[0].in_call == (not content)
 
 
 def test_arguments_are_streamed_as_they_come() -> None:

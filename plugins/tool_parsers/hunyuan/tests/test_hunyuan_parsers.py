@@ -21,3 +21,12 @@ class TestHyV3Reasoning(ReasoningParserConformance):
     plugin = "reasoning_parser:hy_v3"
     samples = ("<think>a</think>b", "<think>a")
     prompt_tails = ("", "<think>\n")
+
+
+class TestHyV4(ToolParserConformance):
+    plugin = "tool_parser:hy_v4"
+
+
+class TestHyV4Reasoning(ReasoningParserConformance):
+    plugin = "reasoning_parser:hy_v4"
+    samples = ("<think:opensource>a</think:opensource>b",)

@@ -20,3 +20,17 @@ def test_calls_without_their_section() -> None:
     for begin, end in (("", ""), ("", "<|tool_calls_section_end|>"), ("Well. ", "")):
         got = check_splits(KIMI_K2, f"{begin}{call.format(0)}{call.format(1)}{end}")
         assert (got.content, len(got.calls)) == (begin, 2)
+
+
+class TestKimiK3(ToolParserConformance):
+    plugin = "tool_parser:kimi_k3"
+    samples = (
+        '<|open|>response<|sep|>Hi<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|>'
+        '<|open|>argument key="a" type="number"<|sep|>3<|close|>argument<|sep|><|close|>call<|sep|>'
+        "<|close|>tools<|sep|><|close|>message<|sep|>",
+    )
+
+
+class TestKimiK3Reasoning(ReasoningParserConformance):
+    plugin = "reasoning_parser:kimi_k3"
+    samples = ("<|open|>think<|sep|>a<|close|>think<|sep|><|open|>response<|sep|>b<|close|>response<|sep|>",)

@@ -53,8 +53,10 @@ class WaitingTrial(KVTrial):
 
 
 class KVConnectorConformance(PluginConformance):
-    """`options` are those of the target; `make` may be overridden where more than them is needed."""
+    """`options` are those of the target; `make` may be overridden where more than them is needed. A connector that only
+    observes the cache sets `keeps_blocks` to False: then it must ask for no block, and give none."""
 
+    keeps_blocks: ClassVar[bool] = True
     kv: ClassVar[KVConfig] = hash_kv(64, 4, (None, 8))
 
     def options(self, tmp_path: Any) -> dict[str, Any]:
@@ -88,9 +90,15 @@ class KVConnectorConformance(PluginConformance):
         connector = make()
         blocks = self.blocks(connector, 40)
         connector.save(blocks)
+        if not self.keeps_blocks:
+            assert not fetched(connector, "r", [key for key, _ in blocks])
+            assert not any(connector.computed(key, b"", [1]) or connector.evicted(key) for key, _ in blocks)
+            return
         assert settled(connector, [key for key, _ in blocks]) == dict(blocks)
 
     def test_the_beginning_is_found_where_the_rest_is_not(self, make: Callable[..., KVConnector]) -> None:
+        if not self.keeps_blocks:
+            return  # checked by test_what_is_saved_is_found
         connector = make()
         blocks = self.blocks(connector, 10)
         connector.save(blocks[:12])
@@ -108,7 +116,8 @@ class KVConnectorConformance(PluginConformance):
         blocks = self.blocks(connector, 20)
         connector.save(blocks)
         keys = [key for key, _ in blocks]
-        settled(connector, keys)
+        if self.keeps_blocks:
+            settled(connector, keys)
         for i in range(50):
             connector.fetch(str(i % 5), keys)
             connector.release(str(i % 3))

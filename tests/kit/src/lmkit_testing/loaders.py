@@ -1,15 +1,18 @@
-"""LoaderConformance: a reader of safetensors files gives the same tensors, in any order and as often as asked for."""
+"""LoaderConformance: a reader of weights gives the same tensors, in any order and as often as asked for."""
 
 from __future__ import annotations
 
 import json
 import random
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 from lmkit.api import Checkpoint, CheckpointError, CheckpointOptions, Loader, LoaderSpec
 from lmkit.checkpoint import INDEX, open_checkpoint
+from lmkit.plugins.host import PluginHost
 from lmkit.plugins.refs import load_ref
 from lmkit_worker.loading.safetensors import SafetensorsLoader
 from safetensors.torch import load_file, save_file
@@ -34,13 +37,17 @@ def in_two_files(folder: Path) -> None:
 
 
 class LoaderConformance(PluginConformance):
-    """A loader of safetensors files; of one of other formats only what all plugins have in common is tested."""
+    """A loader of safetensors files is compared with lmkit's own. For one of other formats override `write`."""
+
+    def write(self, folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Writes tensors into a folder that has config.json, in the format that the plugin reads."""
+        pytest.fail("override `write(folder, tensors)`: without it nothing is known of what this loader reads")
 
     @pytest.fixture(scope="class")
     @classmethod
     def checkpoint(cls, spec: LoaderSpec, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
         if "safetensors" not in spec.formats:
-            pytest.skip("its formats are not known to the kit: compare what it reads in a test of its own")
+            pytest.skip("it reads no safetensors files: test_a_format_of_its_own tests it with `write`")
         folder = tiny_checkpoint("LlamaForCausalLM", tmp_path_factory.mktemp("loader"))
         in_two_files(folder)
         found = open_checkpoint(str(folder), CheckpointOptions())
@@ -50,6 +57,36 @@ class LoaderConformance(PluginConformance):
     def loader(self) -> Loader:
         made: Loader = load_ref(find_plugin(self.plugin)[2].target)()
         return made
+
+    def test_a_format_of_its_own(self, host: PluginHost, spec: LoaderSpec, tmp_path: Path) -> None:
+        """Files made by `write` are found by lmkit_resolve_checkpoint and read back; damage is a CheckpointError."""
+        if "safetensors" in spec.formats:
+            pytest.skip("it is tested with files of safetensors")
+        kinds = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8]
+        tensors = {f"t.{i}": (torch.arange(12).reshape(3, 4) % 5).to(kind) for i, kind in enumerate(kinds)}
+        (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+        self.write(tmp_path, tensors)
+        found = host.first("lmkit_resolve_checkpoint", Checkpoint, ref=str(tmp_path), options=CheckpointOptions())
+        if found is None or found.format not in spec.formats:
+            fix = 'implement lmkit_resolve_checkpoint in a module with an entry point of the group "lmkit.extension"'
+            pytest.fail(f"it is found as {found and found.format!r}, the loader reads {spec.formats}: {fix}")
+        loader = self.loader()
+        entries = {entry.name: entry for entry in loader.tensors(found)}
+        assert entries.keys() == tensors.keys()
+        for name in [*entries, *reversed(entries)]:
+            value, entry = loader.read(entries[name]), entries[name]
+            assert (value.dtype, tuple(value.shape)) == (getattr(torch, entry.dtype), entry.shape)
+            assert value.dtype == tensors[name].dtype, name
+            assert torch.equal(value, tensors[name]), name
+        kept = {name: loader.read(entry) for name, entry in entries.items()}
+        loader.release()
+        del loader
+        assert all(torch.equal(value, tensors[name]) for name, value in kept.items()), "tensors outlive their loader"
+        file = max(found.files, key=lambda path: path.stat().st_size)
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+        damaged = self.loader()
+        with pytest.raises(CheckpointError, match=re.escape(file.name)):
+            [damaged.read(entry) for entry in damaged.tensors(found)]
 
     def test_same_tensors(self, checkpoint: Checkpoint) -> None:
         reference, loader = SafetensorsLoader(), self.loader()

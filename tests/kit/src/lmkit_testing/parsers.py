@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from lmkit.api import ParseWarning, Reasoning, Text, ToolArgs, ToolDef, ToolEnd, ToolStart
+from lmkit.api import ParseWarning, Reasoning, Text, ToolArgs, ToolCut, ToolDef, ToolEnd, ToolStart
 from lmkit.plugins import load_target
 from lmkit.text.formats import AnyFormat, Chain, in_order, start_parser
 from lmkit_formats import ReasoningFormat, ToolFormat
@@ -43,6 +43,8 @@ class Message:
     content: str = ""
     reasoning: str = ""
     calls: list[tuple[str, str]] = field(default_factory=list)  # name, arguments as written
+    cut: list[tuple[str, str]] = field(default_factory=list)  # the same of calls that the model did not close
+    written: list[str] = field(default_factory=list)  # of these, what the model wrote
     ids: list[str] = field(default_factory=list, compare=False)
     warnings: list[ParseWarning] = field(default_factory=list)
 
@@ -59,6 +61,7 @@ def parse(
     parser = Chain(*(start_parser(f, prompt_tail, tools, template_kwargs) for f in in_order(*chosen)))
     fold = Fold()
     num_arguments = 0  # calls that have begun
+    empty = False  # the last of them has no arguments yet
     ended: set[int] = set()
     ids: set[str] = set()
     events = [e for piece in pieces for e in parser.feed(piece)] + parser.flush()
@@ -75,23 +78,31 @@ def parse(
                 assert id not in ids, "call ids must be unique"
                 assert name, "a call without a name"
                 assert len(ended) == index, "a call begins before the previous one ended"
+                assert not empty, "a call without arguments: clients take that for an empty object"
+                empty = True
                 ids.add(id)
                 num_arguments += 1
             case ToolArgs(index):
                 assert index == num_arguments - 1, "arguments of a call that is not the current one"
                 assert index not in ended, "arguments after the end of a call"
-            case ToolEnd(index):
+                empty = False
+            case ToolEnd(index) | ToolCut(index):
                 assert index == num_arguments - 1, "the end of a call that is not the current one"
                 assert index not in ended, "a call ended twice"
                 ended.add(index)
     assert len(ended) == num_arguments, "a call without an end"
+    assert not empty, "a call without arguments: clients take that for an empty object"
     for call in fold.calls:
-        assert isinstance(_loads(call.arguments), dict), (
-            f"the arguments of {call.name} are no JSON object: {call.arguments!r}"
-        )
-    calls = [(call.name, call.arguments) for call in fold.calls]
+        if call.complete:
+            assert isinstance(_loads(call.arguments), dict), f"the arguments are no JSON object: {call}"
+        else:
+            assert _loads(call.arguments) is None, f"a client would execute a call that was cut: {call}"
+            assert call.arguments.startswith("{"), f"arguments of a call that do not begin an object: {call}"
+    calls = [(call.name, call.arguments) for call in fold.calls if call.complete]
+    cut = [(call.name, call.arguments) for call in fold.calls if not call.complete]
+    written = [e.text for e in events if isinstance(e, ToolCut)]
     warnings = [e for e in events if isinstance(e, ParseWarning)]
-    return Message(fold.content, fold.reasoning, calls, [call.id for call in fold.calls], warnings)
+    return Message(fold.content, fold.reasoning, calls, cut, written, [call.id for call in fold.calls], warnings)
 
 
 def _loads(text: str) -> Any:
@@ -128,6 +139,17 @@ def check_splits(
         cuts = sorted(source.randint(0, len(text)) for _ in range(source.randint(1, 12)))
         same([text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)], f"cuts {cuts}")
     return whole
+
+
+def check_cuts(
+    formats: Format | Sequence[Format], text: str, prompt_tail: str | None = "", tools: Sequence[ToolDef] = TOOLS
+) -> None:
+    """Wherever the output is cut: a call of it is the whole one, or none that a client could execute (see `parse`)."""
+    whole = parse(formats, [text], prompt_tail, tools)
+    for at in range(len(text)):
+        got = parse(formats, [text[:at]], prompt_tail, tools)
+        assert got.calls == whole.calls[: len(got.calls)], f"cut at {at}: {text!r}\n  whole {whole}\n  cut {got}"
+        assert len(got.cut) <= len(whole.cut) + 1, f"cut at {at}: {text!r}\n  {got}"
 
 
 def check_linear(fmt: Format, markers: Sequence[str], prompt_tail: str | None = "", size: int = 1_000_000) -> None:
@@ -221,7 +243,7 @@ class ToolParserConformance(_ParserConformance):
         for sample in self.samples:
             message = check_splits(self.format(), sample)
             lost = without_markers(message.content, self.format()) != without_markers(sample, self.format())
-            assert message.calls or not lost, sample
+            assert message.calls or message.cut or not lost, sample
 
     @pytest.mark.one_in(4)
     def test_what_the_family_writes_is_read_back(self) -> None:
@@ -231,9 +253,20 @@ class ToolParserConformance(_ParserConformance):
             assert [(name, json.loads(arguments)) for name, arguments in message.calls] == calls, text
             assert (message.content, message.warnings) == ("", []), text
 
+    @pytest.mark.one_in(2)
+    def test_a_call_that_is_cut_is_never_executable(self) -> None:
+        """Every cut of every output: a stop text, the limit of tokens or the model's own end may come anywhere."""
+        fmt = self.format()
+        for tail in self.prompt_tails:
+            for sample in self.samples:
+                check_cuts(fmt, sample, tail)
+        if isinstance(fmt, ToolFormat):
+            for text, _ in outputs.examples(fmt):
+                check_cuts(fmt, text, tools=outputs.TOOLS)
+
     @pytest.mark.one_in(4)
     def test_broken_outputs_end_well(self) -> None:
-        """Arguments are JSON (see `parse`), no word is lost, and the split does not matter."""
+        """Arguments are JSON, or a call was cut (see `parse`), no word is lost, and the split does not matter."""
         fmt = self.declared()
         for seed in range(self.num_broken):
             source = random.Random(seed)
@@ -242,7 +275,11 @@ class ToolParserConformance(_ParserConformance):
             size = source.choice((1, 2, 3, 7))
             pieces = parse(fmt, [text[i : i + size] for i in range(0, len(text), size)], tools=outputs.TOOLS)
             assert pieces == whole, f"seed {seed}, pieces of {size}: {text!r}"
-            shown = " ".join([whole.content, *map(str, whole.calls), *whole.ids, *(w.text for w in whole.warnings)])
+            calls = map(str, [*whole.calls, *whole.cut])
+            shown = " ".join([whole.content, *calls, *whole.ids, *(w.text for w in whole.warnings)])
+            as_text = " ".join([whole.content, *map(str, whole.calls), *whole.written, *whole.ids,
+                                *(w.text for w in whole.warnings)])  # fmt: skip
+            assert outputs.words_in(text) <= outputs.words_in(as_text), f"seed {seed}: {text!r}\n{whole}"
             assert outputs.words_in(text) <= outputs.words_in(shown), f"seed {seed}: {text!r}\n{whole}"
 
 

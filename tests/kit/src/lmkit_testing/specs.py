@@ -179,6 +179,14 @@ class ExtensionConformance:
         assert not entry.warnings
         assert host.get_hookcallers(host.get_plugin(entry.module)), f"{entry.module} implements no hook"
 
+    def test_nothing_is_printed(self, host: PluginHost, entry: Entry) -> None:
+        """Standard output is the command's, whose answer may be JSON."""
+        assert not host.printed(entry.module), f"{entry.module} prints when it is imported or registers"
+
+    def test_every_hook_is_called(self, host: PluginHost, entry: Entry) -> None:
+        """Each hook has the entry point without which nobody calls it."""
+        assert not (uncalled := host.uncalled_hooks(entry)), f"{entry.module}: (hook, missing group) {uncalled}"
+
     def test_core_range_is_stated(self, entry: Entry) -> None:
         assert entry.dist == "lmkit-core" or entry.core_range, f"{entry.dist} states no range of lmkit-core"
 
@@ -201,11 +209,13 @@ class PluginConformance(ExtensionConformance):
         return host.load(entry.kind, entry.name)
 
     @pytest.fixture
-    def target(self, spec: Spec, host: PluginHost) -> Any:
-        """The implementation; skips, saying so, where what the plugin requires is not installed."""
+    def target(self, spec: Spec, host: PluginHost, entry: Entry) -> Any:
+        """The implementation, through the adapter where it is of the interface before; skips, saying so, where what
+        the plugin requires is not installed."""
         if missing := [refusal.needed for refusal in requirements(spec, host.installed_version)]:
             pytest.skip(f"needs {', '.join(missing)}")
-        return load_ref(spec.target, spec.name)
+        kind, found = BY_NAME[entry.kind], load_ref(spec.target, spec.name)
+        return load_ref(kind.adapter)(found) if kind.adapter and spec.interface < kind.interface else found
 
     def test_registration_is_pure(self, host: PluginHost, entry: Entry) -> None:
         """Calling the hook twice gives equal specs."""

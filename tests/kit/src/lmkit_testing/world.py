@@ -11,6 +11,9 @@ def probe():
     return {probe}
 
 class Device:
+    def worker_env(self, config, rank):
+        return {{}}
+
     def defaults(self, model, device):
         return {defaults}
 

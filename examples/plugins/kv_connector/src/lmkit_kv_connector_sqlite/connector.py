@@ -43,6 +43,12 @@ class Blocks:
         """Asked in the engine's thread for each block that is computed: from memory, never from the file."""
         return name_of(key) in self._names
 
+    def drop(self, key):
+        """A damaged frame, which is written again when its block is computed the next time."""
+        with self._lock:
+            self._file.execute("DELETE FROM blocks WHERE name = ?", [name_of(key)])
+            self._names.discard(name_of(key))
+
     def close(self):
         with self._lock:
             self._file.close()

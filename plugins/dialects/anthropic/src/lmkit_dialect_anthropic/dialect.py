@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from lmkit.api import ErrorInfo
-from lmkit_http.dialect import Answer, Dialect, Exchange, Incoming, Served, error_text
+from lmkit_http.dialect import Answer, ContextTooLong, Dialect, Exchange, Incoming, Served, error_text
 from lmkit_http.strict import parse
 
 from lmkit_dialect_anthropic.messages import Count, Messages
@@ -42,9 +42,14 @@ class Anthropic(Dialect):
         served.check_model(request.model)
         return Messages(request, served) if isinstance(request, MessagesRequest) else Count(request, served)
 
+    def waiting(self) -> bytes:
+        return b'event: ping\ndata: {"type": "ping"}\n\n'
+
     def error(self, info: ErrorInfo) -> bytes:
         message = error_text(info)
-        if info.field and info.field not in message:
+        if info.code == ContextTooLong.code:
+            message = f"prompt is too long: {info.value} tokens > {info.limit} maximum"
+        elif info.field and info.field not in message:
             message = f"{info.field}: {message}"
         kind = _KINDS.get(info.status, "invalid_request_error" if info.status < 500 else "api_error")
         return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})

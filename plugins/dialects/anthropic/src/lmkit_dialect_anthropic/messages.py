@@ -1,4 +1,8 @@
-"""/v1/messages: a body becomes the ask of a conversation, its message blocks, whole or as events."""
+"""/v1/messages: a body becomes the ask of a conversation, its message blocks, whole or as events.
+
+The input of a tool_use block is an object, and Anthropic's own client completes JSON that is cut. So a call is told
+when the model has closed it, and what it wrote of one that was cut is text.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
+from uuid import uuid4
 
 import msgspec
 from lmkit.api import Grammar, SamplingParams, ToolChoice
@@ -18,14 +23,14 @@ from lmkit_http.dialect import (
     Finish,
     Part,
     Served,
+    ToolCall,
     Turn,
     UnsupportedField,
     Usage,
 )
-from lmkit_http.strict import warnings_header
 
 from lmkit_dialect_anthropic.conversation import Reader
-from lmkit_dialect_anthropic.schema import LABELS, CountRequest, MessagesRequest
+from lmkit_dialect_anthropic.schema import CountRequest, MessagesRequest
 
 _encode = msgspec.json.encode
 _MODES: dict[str, Literal["auto", "none", "required", "named"]] = {
@@ -45,7 +50,8 @@ class Messages(Exchange):
         self._model = request.model or served.names[0]
         self.streamed = bool(request.stream)
         self._thinks = request.thinks  # else reasoning is not shown
-        self.headers = {"request-id": self.id, **warnings_header(request.dropped)}
+        self.id = f"msg_{uuid4().hex}"  # clients tell ids by how they begin
+        self.headers = {"request-id": self.id}
         self._block: str | int | None = None  # the open one: "thinking", "text", or the number of a call
         self._num_blocks = 0
         self._begun = False
@@ -56,7 +62,7 @@ class Messages(Exchange):
         message = turns[0].message
         blocks = [_block(part) for part in message.parts if part.kind != "reasoning" or self._thinks]
         assert message.finish is not None
-        body = self._message(blocks, turns[0].stream.usage, _reason(message.finish, bool(message.calls)))
+        body = self._message(blocks, turns[0].stream.usage, _reason(message.finish, message.calls))
         return _encode(body)
 
     def _message(
@@ -88,7 +94,7 @@ class Messages(Exchange):
             self._call(call, out)
         if change.finish is not None and change.finish.reason != "error":
             self._close(out)
-            ended = _reason(change.finish, bool(turn.message.calls))
+            ended = _reason(change.finish, turn.message.calls)
             out += [
                 _event("message_delta", delta=ended, usage=_usage(turn.stream.usage)),
                 _event("message_stop"),
@@ -128,7 +134,6 @@ class Count(Exchange):
 
     def __init__(self, request: CountRequest, served: Served) -> None:
         super().__init__(_conversation(request, served, Reader(served.words, request.dropped)))
-        self.headers = warnings_header(request.dropped)
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
         return _encode({"input_tokens": len(turns[0].request.token_ids)})
@@ -139,7 +144,7 @@ def ask_of(request: MessagesRequest, served: Served, reader: Reader) -> ChatAsk:
     r = request
     ask = _conversation(r, served, reader)
     given: dict[str, Any] = dict(served.default_params)
-    given |= {k: v for k in ("temperature", "top_p", "top_k") if (v := getattr(r, k)) is not None}
+    given |= {k: v for k in ("temperature", "top_p", "top_k", "stop_in") if (v := getattr(r, k)) is not None}
     if r.stop_sequences:
         given["stop"] = tuple(r.stop_sequences)
     grammar = None
@@ -165,19 +170,22 @@ def _conversation(request: CountRequest, served: Served, reader: Reader) -> Chat
     if effort is not None and "reasoning_effort" not in can.get("template_options", ()):
         reader.dropped.add("output_config.effort")
         effort = None
-    reader.dropped.update(name for name in LABELS if getattr(r, name))
-    tools = reader.tools(r.tools or ())
+    tools = reader.tools(r.tools or (), required=mode == "required")
     return ChatAsk(
         messages=messages,
+        places=reader.places,
         tools=tools,
         tool_choice=ToolChoice(mode, choice.name if choice else None),
         parallel_calls=not (choice and choice.disable_parallel_tool_use),
+        whole_calls=True,
         template_options=options,
         effort=effort,
         continue_final=messages[-1]["role"] == "assistant",
         add_generation_prompt=messages[-1]["role"] != "assistant",
         thinking_budget=budget,
         adapter=served.adapter(r.model),
+        prompt_field="messages",
+        dropped=reader.dropped,
     )
 
 
@@ -218,12 +226,13 @@ def _usage(usage: Usage) -> dict[str, int]:
     }
 
 
-def _reason(finish: Finish, called: bool) -> dict[str, str | None]:
+def _reason(finish: Finish, calls: Sequence[ToolCall]) -> dict[str, str | None]:
+    """Clients execute the calls of an answer that ends with tool_use: then none was cut."""
     if finish.reason == "length":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     if isinstance(finish.stop, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": finish.stop}
-    return {"stop_reason": "tool_use" if called else "end_turn", "stop_sequence": None}
+    return {"stop_reason": "tool_use" if calls and not finish.cut_call else "end_turn", "stop_sequence": None}
 
 
 def _event(kind: str, **fields: Any) -> bytes:

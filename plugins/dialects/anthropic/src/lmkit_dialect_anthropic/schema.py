@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from lmkit.api import MAX_STOP, MAX_TOKENS
 from lmkit_http.strict import (
     MAX_MESSAGES,
     MAX_TOOLS,
     NUMBER,
+    Arguments,
     Content,
     Echoed,
-    Hint,
     Json,
     Label,
     Name,
     Open,
+    OutputTokens,
+    Refused,
     Strict,
 )
 from pydantic import Field
 
 MAX_BLOCKS = 4096
 
-# fields that change nothing here, and what of them clients send unasked
-LABELS = ("metadata", "service_tier", "context_management", "inference_geo", "speed", "betas", "cache_control")
-HINTS: Mapping[str, Hint] = {
-    "container": Hint("leave it out: there are no containers here"),
-    "mcp_servers": Hint("connect to them yourself, and send their tools as tools"),
-    "max_tokens_to_sample": Hint("send max_tokens"),
-    "prompt": Hint("send messages"),
-    "stop": Hint("send stop_sequences"),
+# fields that change nothing here
+DROPPABLE: Mapping[str, tuple[Any, ...]] = {
+    "metadata": (), "service_tier": (), "context_management": (), "inference_geo": (), "speed": (), "betas": (),
+    "cache_control": (),  # prompts are looked up in the prefix cache in any case
+}  # fmt: skip
+# fields that cannot be honoured
+REFUSED: Mapping[str, Refused] = {
+    "container": Refused("leave it out: there are no containers here"),
+    "mcp_servers": Refused("connect to them yourself, and send their tools as tools"),
+    "max_tokens_to_sample": Refused("send max_tokens"),
+    "prompt": Refused("send messages"),
+    "stop": Refused("send stop_sequences"),
 }
 
 
@@ -44,9 +50,9 @@ class Block(Echoed):
     data: Content | None = None  # of reasoning that only its author can read
     id: Label | None = None
     name: Name | None = None
-    input: Json | None = None
+    input: Arguments = ""
     tool_use_id: Label | None = None
-    content: Content | Annotated[list[Block], Field(fail_fast=True, max_length=MAX_BLOCKS)] | None = None
+    content: Content | Annotated[list[Block], Field(fail_fast=True, max_length=MAX_BLOCKS)] | Json | None = None
     is_error: bool | None = None
 
 
@@ -89,8 +95,8 @@ class OutputConfig(Strict):
 class CountRequest(Open):
     """What both routes read: a conversation."""
 
-    hints: ClassVar[Mapping[str, Hint]] = HINTS
-    labels: ClassVar[Collection[str]] = LABELS
+    refused: ClassVar[Mapping[str, Refused]] = REFUSED
+    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = DROPPABLE
     model: Annotated[str, Field(max_length=512)] | None = None
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     system: Content | Blocks | None = None
@@ -99,13 +105,6 @@ class CountRequest(Open):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: Format | None = None  # as it was called before it was a part of output_config
-    metadata: Json | None = None
-    service_tier: Label | None = None
-    context_management: Json | None = None
-    inference_geo: Label | None = None
-    speed: Label | None = None
-    cache_control: Json | None = None  # prompts are looked up in the prefix cache in any case
-    betas: Annotated[list[Label], Field(max_length=64)] | None = None
 
     @property
     def format(self) -> Format | None:
@@ -117,11 +116,12 @@ class CountRequest(Open):
 
 
 class MessagesRequest(CountRequest):
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), NUMBER]
+    max_tokens: OutputTokens
     stop_sequences: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(fail_fast=True, max_length=MAX_STOP)
     ] | None = None  # fmt: skip
+    stop_in: Literal["content", "output"] | None = None  # output: stop_sequences are also about reasoning and calls
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=2), NUMBER] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1), NUMBER] | None = None
-    top_k: Annotated[int, Field(ge=0, le=1 << 31), NUMBER] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1 << 31), NUMBER] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from lmkit_http.dialect import Answer
@@ -13,7 +14,8 @@ from lmkit_run_batch.play import Ask, play
 from lmkit_run_batch.results import Results
 
 from lmkit_dialect_batches.records import Batch, Status
-from lmkit_dialect_batches.store import Store, StoreFull
+from lmkit_dialect_batches.room import ShareFull, StoreFull
+from lmkit_dialect_batches.store import Store
 from lmkit_dialect_batches.uploads import Uploads
 
 MAX_RUNNING = 32  # batches at a time
@@ -68,9 +70,9 @@ class Desk:
     async def _run(self, batch: Batch, ask: Ask) -> None:
         try:
             await self._process(batch, ask, self._stops[batch.id])
-        except (OSError, StoreFull) as error:
+        except (OSError, StoreFull, ShareFull) as error:
             log.error("batch %s cannot go on: %s", batch.id, error)
-            message = error.message if isinstance(error, StoreFull) else "results could not be written"
+            message = error.message if not isinstance(error, OSError) else "results could not be written"
             await self._fail(batch, Fault("storage", message))
         except Exception:
             log.exception("batch %s cannot go on", batch.id)
@@ -102,7 +104,7 @@ class Desk:
                 return
             await asyncio.to_thread(store.begin, batch, total)
         output, errors = store.path(batch.output_id), store.path(batch.error_id)
-        results = await asyncio.to_thread(Results, output, errors, store.grow)
+        results = await asyncio.to_thread(Results, output, errors, partial(store.room.take, batch.tenant))
 
         def count(_: Answer | None = None) -> None:
             batch.completed, batch.failed = results.num_completed, results.num_failed

@@ -16,6 +16,7 @@ from lmkit_run_batch.play import Ask
 from lmkit_dialect_batches.desk import Desk
 from lmkit_dialect_batches.form import Part, read_form
 from lmkit_dialect_batches.records import Batch, File
+from lmkit_dialect_batches.room import StoreFull
 from lmkit_dialect_batches.schema import (
     HOUR,
     MONTH,
@@ -25,7 +26,7 @@ from lmkit_dialect_batches.schema import (
     check_purpose,
     limit_of,
 )
-from lmkit_dialect_batches.store import KEPT, Store, StoreFull, new_id
+from lmkit_dialect_batches.store import KEPT, Store, new_id
 from lmkit_dialect_batches.uploads import Uploads
 
 log = logging.getLogger("lmkit.batches")
@@ -42,6 +43,7 @@ class Off(RequestError):
 
 
 class Batches(Dialect):
+    files = True
     light_routes = (
         "POST /v1/files", "GET /v1/files", "GET /v1/files/{id}", "DELETE /v1/files/{id}", "GET /v1/files/{id}/content",
         "POST /v1/batches", "GET /v1/batches", "GET /v1/batches/{id}", "POST /v1/batches/{id}/cancel",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from lmkit.api import InvalidParam
-from lmkit_http.strict import NUMBER, Hint, Label, Open, Strict
+from lmkit_http.strict import NUMBER, Label, Open, Refused, Strict
 from pydantic import Field
 
 ENDPOINTS = (
@@ -39,7 +39,7 @@ class CompleteRequest(Open):
 
 
 class BatchRequest(Open):
-    hints: ClassVar[Mapping[str, Hint]] = {"model": Hint("each request of the file names its model")}
+    refused: ClassVar[Mapping[str, Refused]] = {"model": Refused("each request of the file names its model")}
     input_file_id: Annotated[str, Field(min_length=1, max_length=128)]
     endpoint: Annotated[str, Field(max_length=128)]
     completion_window: Literal["24h"]

@@ -22,10 +22,11 @@ from typing import TypeVar
 from uuid import uuid4
 
 import msgspec
-from lmkit.api import ConfigError, RequestError
+from lmkit.api import ConfigError, RequestError, RequestTooLarge
 from lmkit_run_batch.lines import Fault
 
 from lmkit_dialect_batches.records import Batch, File, Status
+from lmkit_dialect_batches.room import Room, ShareFull, StoreFull
 
 MAX_FILES = 8192  # of all tenants
 MAX_BATCHES = 4096  # the oldest finished ones are forgotten
@@ -39,21 +40,19 @@ class NoSuchRecord(RequestError):
     status = 404
 
 
-class StoreFull(RequestError):
-    code = "storage-full"
-
-
 class InUse(RequestError):
     code = "in-use"
     status = 409
 
 
 class Store:
-    """Used from several threads. `now` tells the seconds since 1970."""
+    """Used from several threads; the lock is never held while the content of a file is written. `now` tells the seconds
+    since 1970."""
 
     def __init__(self, root: Path, max_bytes: int, now: Callable[[], float] = time.time) -> None:
         """Raises ConfigError."""
-        self.root, self.max_bytes, self.now = root, max_bytes, now
+        self.root, self.now = root, now
+        self.room = Room(max_bytes, MAX_FILES)
         self._mutex = threading.RLock()
         try:
             for folder in ("files", "batches"):
@@ -83,34 +82,39 @@ class Store:
         return self.root / "files" / f"{id}.data"
 
     def add_file(self, tenant: str, filename: str, purpose: str, content: bytes | bytearray, kept: int) -> File:
-        """Raises StoreFull."""
+        """Raises RequestTooLarge, StoreFull, ShareFull."""
+        if len(content) > self.room.max_bytes:
+            fix = "split the file, or compute it with lmkit run-batch"
+            raise RequestTooLarge("file", len(content), self.room.max_bytes, fix=fix)
+        self.room.take(tenant, len(content), 1)
+        now = int(self.now())
+        file = File(new_id("file-"), tenant, filename, purpose, len(content), now, now + kept)
+        try:
+            write(self.path(file.id), content)
+            self._save("files", file)
+        except OSError:
+            self._unlink(file.id)
+            self.room.add(tenant, -len(content), -1)
+            raise
         with self._mutex:
-            if len(self._files) >= MAX_FILES:
-                raise StoreFull(f"{MAX_FILES} files are kept already", fix="delete some that are not needed")
-            self.grow(len(content))
-            now = int(self.now())
-            file = File(new_id("file-"), tenant, filename, purpose, len(content), now, now + kept)
-            try:
-                write(self.path(file.id), content)
-                self._save("files", file)
-            except OSError:
-                self.num_bytes -= 0 if self.path(file.id).exists() else len(content)
-                self._remove(file.id)
-                raise
             self._files[file.id] = file
-            return file
+        return file
 
     def adopt(self, path: Path, tenant: str, filename: str, purpose: str, size: int, kept: int) -> File:
-        """Makes a file of one that was written here, and whose bytes are counted. Raises StoreFull."""
-        with self._mutex:
-            if len(self._files) >= MAX_FILES:
-                raise StoreFull(f"{MAX_FILES} files are kept already", fix="delete some that are not needed")
-            now = int(self.now())
-            file = File(new_id("file-"), tenant, filename, purpose, size, now, now + kept)
+        """Makes a file of one that was written here, and whose bytes are counted. Raises StoreFull, ShareFull."""
+        self.room.take(tenant, 0, 1)
+        now = int(self.now())
+        file = File(new_id("file-"), tenant, filename, purpose, size, now, now + kept)
+        try:
             path.replace(self.path(file.id))
             self._save("files", file)
+        except OSError:
+            self._unlink(file.id)
+            self.room.add(tenant, 0, -1)
+            raise
+        with self._mutex:
             self._files[file.id] = file
-            return file
+        return file
 
     def file(self, tenant: str, id: str) -> File:
         """Raises NoSuchRecord, for those of others, too."""
@@ -126,39 +130,34 @@ class Store:
             self.file(tenant, id)
             if user := next((b for b in self._batches.values() if b.input_file_id == id and not b.finished), None):
                 raise InUse(f"batch {user.id} reads the file {id!r}", fix="cancel the batch, or wait for its end")
-            self._remove(id)
+            self._remove(self._files[id])
 
-    def grow(self, size: int) -> None:
-        """So many bytes are about to be written. Raises StoreFull when there is no room for them."""
-        with self._mutex:
-            if self.num_bytes + size > self.max_bytes:
-                most = f"{self.max_bytes >> 20} MiB"
-                raise StoreFull(f"files have at most {most} together here", fix="delete some that are not needed")
-            self.num_bytes += size
+    def _remove(self, file: File) -> None:
+        size = self._unlink(file.id)
+        if self._files.pop(file.id, None) is not None:
+            self.room.add(file.tenant, -size, -1)
 
-    def count(self, size: int) -> None:
-        """So many bytes are there that were not counted, or, below 0, are gone."""
-        with self._mutex:
-            self.num_bytes += size
-
-    def _remove(self, id: str) -> None:
-        """First what makes it a file: when this is interrupted, the rest is cleared at the next start."""
+    def _unlink(self, id: str) -> int:
+        """Bytes of the content that was removed. What makes it a file goes first: when this is interrupted, the rest
+        is cleared at the next start."""
         (self.root / "files" / f"{id}.json").unlink(missing_ok=True)
         path = self.path(id)
-        if path.exists():
-            self.num_bytes -= path.stat().st_size
-            path.unlink()
-        self._files.pop(id, None)
+        size = path.stat().st_size if path.exists() else 0
+        path.unlink(missing_ok=True)
+        return size
 
     # -- batches
 
     def add_batch(self, batch: Batch) -> None:
-        """Raises StoreFull."""
+        """Raises StoreFull, ShareFull."""
         with self._mutex:
             if sum(b.tenant == batch.tenant and not b.finished for b in self._batches.values()) >= MAX_UNFINISHED:
-                raise StoreFull(f"{MAX_UNFINISHED} batches are not finished yet", fix="wait for the end of one")
+                raise ShareFull(
+                    f"{MAX_UNFINISHED} batches of this key are not finished yet", fix="wait for the end of one"
+                )
             if len(self._batches) >= MAX_BATCHES:
-                oldest = min((b for b in self._batches.values() if b.finished), key=_age, default=None)
+                finished = [b for b in self._batches.values() if b.finished]  # its own go first
+                oldest = min(finished, key=lambda b: (b.tenant != batch.tenant, *_age(b)), default=None)
                 if oldest is None:
                     raise StoreFull(f"{MAX_BATCHES} batches are not finished yet", fix="try again in a while")
                 self._forget(oldest)
@@ -225,6 +224,8 @@ class Store:
                 continue
             file = File(id, batch.tenant, f"{batch.id}_{what}.jsonl", "batch_output", size, now, now + batch.kept)
             self._save("files", file)
+            if id not in self._files:
+                self.room.add(batch.tenant, 0, 1)
             self._files[id] = file
             batch.has_output |= what == "output"
             batch.has_errors |= what == "error"
@@ -241,21 +242,23 @@ class Store:
             now = self.now()
             read = {b.input_file_id for b in self._batches.values() if not b.finished}
             for file in [f for f in self._files.values() if f.expires_at <= now and f.id not in read]:
-                self._remove(file.id)
+                self._remove(file)
             for batch in [b for b in self._batches.values() if b.finished and b.created_at + KEPT <= now]:
                 self._forget(batch)
 
     def _clear(self) -> None:
         """Removes what belongs to nothing, and counts the rest."""
-        running = {id for b in self._batches.values() if not b.finished for id in (b.output_id, b.error_id)}
-        self.num_bytes = 0
+        batches = [batch for batch in self._batches.values() if not batch.finished]
+        owners = {id: batch.tenant for batch in batches for id in (batch.output_id, batch.error_id)}
+        owners |= {file.id: file.tenant for file in self._files.values()}
         for path in (self.root / "files").iterdir():
-            if path.suffix == ".data" and (path.stem in self._files or path.stem in running):
-                self.num_bytes += path.stat().st_size
+            if path.suffix == ".data" and path.stem in owners:
+                self.room.add(owners[path.stem], path.stat().st_size, int(path.stem in self._files))
             elif path.suffix in (".data", ".part"):
                 path.unlink()
         for file in [f for f in self._files.values() if not self.path(f.id).exists()]:
-            self._remove(file.id)
+            self._files.pop(file.id)
+            self._unlink(file.id)
 
     def _load(self, folder: str, kind: type[Record]) -> list[Record]:
         """Records that can be read. Raises ConfigError for one that cannot: it may be of a newer version."""

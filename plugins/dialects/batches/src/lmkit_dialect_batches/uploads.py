@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ import msgspec
 from lmkit.api import InvalidParam, RequestError
 
 from lmkit_dialect_batches.records import File
+from lmkit_dialect_batches.room import ShareFull
 from lmkit_dialect_batches.schema import UploadRequest
-from lmkit_dialect_batches.store import KEPT, NoSuchRecord, Store, StoreFull, new_id, write
+from lmkit_dialect_batches.store import KEPT, NoSuchRecord, Store, new_id, write
 
 MAX_UPLOADS = 64  # of a tenant, that are not complete
 MAX_PARTS = 4096  # of one
+MAX_JOINING = 2  # uploads whose parts are joined at a time, and one of a tenant: joining copies gigabytes
 HOUR = 3600  # seconds
 _PIECE = 1 << 20  # bytes that are copied at a time
 
@@ -59,13 +62,31 @@ class Upload(msgspec.Struct):
         }  # fmt: skip
 
 
+class Joining(RequestError):
+    """The parts of the upload are being joined: whatever else is asked of it has to wait for the end of that."""
+
+    code = "in-use"
+    status = 409
+
+
+class Busy(RequestError):
+    """So many uploads are being joined that another one would take the disk from everybody."""
+
+    code = "busy"
+    status = 503
+
+
 class Uploads:
-    """Used from several threads. Their bytes count among those of the store's files."""
+    """Used from several threads. Their bytes count among those of the store's files. The lock is never held while parts
+    are written or joined, which takes as long as the disk does."""
 
     def __init__(self, store: Store) -> None:
         """Raises OSError, msgspec.DecodeError."""
         self._store, self._root = store, store.root / "uploads"
         self._mutex = threading.RLock()
+        self._joining: dict[str, str] = {}  # uploads whose parts are being joined -> their tenants
+        self._arriving: Counter[str] = Counter()  # uploads -> parts that are being written
+        self._arriving_bytes: Counter[str] = Counter()
         self._root.mkdir(mode=0o700, exist_ok=True)
         records = (msgspec.json.decode(path.read_bytes(), type=Upload) for path in sorted(self._root.glob("*.json")))
         self._uploads = {upload.id: upload for upload in records}
@@ -73,16 +94,19 @@ class Uploads:
         for path in self._root.iterdir():
             if path.suffix != ".json" and path.stem not in known:
                 path.unlink()
-        store.count(sum(part.bytes for upload in self._uploads.values() for part in upload.parts))
+        for upload in self._uploads.values():
+            store.room.add(upload.tenant, sum(part.bytes for part in upload.parts))
 
     def add(self, tenant: str, request: UploadRequest) -> Upload:
-        """Raises InvalidParam, StoreFull."""
+        """Raises InvalidParam, ShareFull."""
         with self._mutex:
             self.sweep()
-            if request.bytes > self._store.max_bytes:
-                raise InvalidParam("bytes", request.bytes, f"at most {self._store.max_bytes}")
+            if request.bytes > self._store.room.max_bytes:
+                raise InvalidParam("bytes", request.bytes, f"at most {self._store.room.max_bytes}")
             if sum(upload.tenant == tenant for upload in self._uploads.values()) >= MAX_UPLOADS:
-                raise StoreFull(f"{MAX_UPLOADS} uploads are not complete yet", fix="complete or cancel some")
+                raise ShareFull(
+                    f"{MAX_UPLOADS} uploads of this key are not complete yet", fix="complete or cancel some"
+                )
             now, kept = int(self._store.now()), request.expires_after.seconds if request.expires_after else KEPT
             upload = Upload(
                 new_id("upload_"), tenant, request.filename, request.purpose, request.bytes, now, now + HOUR, kept
@@ -92,54 +116,64 @@ class Uploads:
             return upload
 
     def add_part(self, tenant: str, id: str, content: bytes | bytearray) -> dict[str, Any]:
-        """Raises NoSuchRecord, WrongParts, StoreFull."""
+        """Raises NoSuchRecord, WrongParts, Joining, StoreFull, ShareFull."""
+        part = Part(new_id("part_"), len(content))
         with self._mutex:
             upload = self._own(tenant, id)
-            size = sum(part.bytes for part in upload.parts) + len(content)
-            if size > upload.bytes or not content or len(upload.parts) >= MAX_PARTS:
+            size = sum(part.bytes for part in upload.parts) + self._arriving_bytes[id] + part.bytes
+            num_parts = len(upload.parts) + self._arriving[id] + 1
+            if size > upload.bytes or not content or num_parts > MAX_PARTS:
                 raise WrongParts(
-                    f"with this part there are {len(upload.parts) + 1} with {size} bytes",
+                    f"with this part there are {num_parts} with {size} bytes",
                     fix=f"send at most {MAX_PARTS}, none empty, with {upload.bytes} bytes together",
                 )
-            part = Part(new_id("part_"), len(content))
-            self._store.grow(part.bytes)
-            try:
-                write(self._path(part.id), content)
+            self._store.room.take(tenant, part.bytes)
+            self._arriving[id] += 1
+            self._arriving_bytes[id] += part.bytes
+        try:
+            write(self._path(part.id), content)
+            with self._mutex:
+                self._own(tenant, id)  # somebody may have cancelled or completed it meanwhile
                 upload.parts.append(part)
                 self._save(upload)
-            except OSError:
+        except (OSError, RequestError):
+            with self._mutex:
                 self._remove(upload, [part])
-                raise
-            now = int(self._store.now())
-            return {"id": part.id, "object": "upload.part", "created_at": now, "upload_id": id}
+            raise
+        finally:
+            with self._mutex:
+                self._arriving[id] -= 1
+                self._arriving_bytes[id] -= part.bytes
+                if not self._arriving[id]:
+                    del self._arriving[id], self._arriving_bytes[id]
+        now = int(self._store.now())
+        return {"id": part.id, "object": "upload.part", "created_at": now, "upload_id": id}
 
     def complete(self, tenant: str, id: str, part_ids: list[str], md5: str | None) -> tuple[Upload, File]:
         """The parts in this order are a file from now on, and the others are forgotten. Raises NoSuchRecord,
-        WrongParts, StoreFull."""
+        WrongParts, Joining, Busy, StoreFull, ShareFull."""
         with self._mutex:
             upload = self._own(tenant, id)
-            known = {part.id: part for part in upload.parts}
-            if unknown := [one for one in part_ids if one not in known]:
-                raise WrongParts(f"there is no part {unknown[0][:100]!r}", fix="send the ids of its parts, in order")
-            if len(set(part_ids)) != len(part_ids):
-                raise WrongParts("a part is named twice")
-            if (size := sum(known[one].bytes for one in part_ids)) != upload.bytes:
-                raise WrongParts(f"the parts have {size} bytes, {upload.bytes} were announced")
-            whole = self._root / f"{id}.part"
-            try:
-                digest = self._join(whole, part_ids)
-                if md5 is not None and md5.lower() != digest:
-                    raise WrongParts(f"the parts have the MD5 {digest}, not {md5[:64]!r}", fix="send them again")
-                file = self._store.adopt(
-                    whole, upload.tenant, upload.filename, upload.purpose, upload.bytes, upload.kept
-                )
-            finally:
-                whole.unlink(missing_ok=True)
-            self._forget(upload, kept=upload.bytes)
+            _check_parts(upload, part_ids)
+            if tenant in self._joining.values() or len(self._joining) >= MAX_JOINING:
+                raise Busy("other uploads are being joined", fix="try again in a while")
+            self._joining[id] = tenant
+        whole = self._root / f"{id}.part"
+        try:
+            digest = self._join(whole, part_ids)
+            if md5 is not None and md5.lower() != digest:
+                raise WrongParts(f"the parts have the MD5 {digest}, not {md5[:64]!r}", fix="send them again")
+            file = self._store.adopt(whole, upload.tenant, upload.filename, upload.purpose, upload.bytes, upload.kept)
+            with self._mutex:
+                self._forget(upload, kept=upload.bytes)
             return upload, file
+        finally:
+            whole.unlink(missing_ok=True)
+            with self._mutex:
+                del self._joining[id]
 
     def cancel(self, tenant: str, id: str) -> Upload:
-        """Raises NoSuchRecord."""
+        """Raises NoSuchRecord, Joining."""
         with self._mutex:
             upload = self._own(tenant, id)
             self._forget(upload)
@@ -150,7 +184,8 @@ class Uploads:
         with self._mutex:
             now = self._store.now()
             for upload in [one for one in self._uploads.values() if one.expires_at <= now]:
-                self._forget(upload)
+                if upload.id not in self._joining:
+                    self._forget(upload)
 
     def _join(self, whole: Path, part_ids: list[str]) -> str:
         """Writes the parts, one behind the other; their MD5."""
@@ -170,6 +205,8 @@ class Uploads:
         upload = self._uploads.get(id)
         if upload is None or upload.tenant != tenant:
             raise NoSuchRecord(f"there is no upload {id[:100]!r} that is not complete")
+        if id in self._joining:
+            raise Joining(f"the upload {id!r} is being completed", fix="wait for the end of that")
         return upload
 
     def _forget(self, upload: Upload, kept: int = 0) -> None:
@@ -177,13 +214,13 @@ class Uploads:
         those of a file now."""
         self._path(upload.id, ".json").unlink(missing_ok=True)
         self._uploads.pop(upload.id, None)
-        self._store.count(kept)
+        self._store.room.add(upload.tenant, kept)
         self._remove(upload, upload.parts)
 
     def _remove(self, upload: Upload, parts: list[Part]) -> None:
         for part in parts:
             self._path(part.id).unlink(missing_ok=True)
-            self._store.count(-part.bytes)
+            self._store.room.add(upload.tenant, -part.bytes)
         upload.parts = [part for part in upload.parts if part not in parts]
 
     def _save(self, upload: Upload) -> None:
@@ -191,3 +228,14 @@ class Uploads:
 
     def _path(self, id: str, suffix: str = ".data") -> Path:
         return self._root / f"{id}{suffix}"
+
+
+def _check_parts(upload: Upload, part_ids: list[str]) -> None:
+    """Raises WrongParts."""
+    known = {part.id: part for part in upload.parts}
+    if unknown := [one for one in part_ids if one not in known]:
+        raise WrongParts(f"there is no part {unknown[0][:100]!r}", fix="send the ids of its parts, in order")
+    if len(set(part_ids)) != len(part_ids):
+        raise WrongParts("a part is named twice")
+    if (size := sum(known[one].bytes for one in part_ids)) != upload.bytes:
+        raise WrongParts(f"the parts have {size} bytes, {upload.bytes} were announced")

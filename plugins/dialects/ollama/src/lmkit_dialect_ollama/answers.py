@@ -1,4 +1,8 @@
-"""How answers of the Ollama API are written: whole, or as lines of JSON."""
+"""How answers of the Ollama API are written: whole, or as lines of JSON.
+
+The arguments of a call are an object in this API. So a call is told when the model has closed it, and what it wrote of
+one that was cut is content.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,6 @@ import msgspec
 from lmkit.api import PoolingParams, TokenLogprob
 from lmkit_http.dialect import Change, ChatAsk, Exchange, Finish, PoolAsk, Served, TextAsk, ToolCall, Turn
 from lmkit_http.messages import conversation, declared
-from lmkit_http.strict import warnings_header
 
 from lmkit_dialect_ollama.schema import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, Generating
 
@@ -31,8 +34,6 @@ class _Text(Exchange):
         self._began = time.monotonic()
         self._request, self._tokenizer = request, served.tokenizer
         self.streamed = request.stream is not False
-        self.headers = warnings_header(request.dropped)
-        self._num_shown = 0  # calls that were sent
 
     @abstractmethod
     def said(self, content: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, Any]: ...
@@ -45,11 +46,9 @@ class _Text(Exchange):
         return _encode({**said, **self._end(turn, message.finish)})
 
     def chunk(self, turn: Turn, change: Change) -> bytes:
-        """A line for each change; a call is sent when the whole of it is there."""
-        finish, calls = change.finish, []
-        if finish is not None or any(call.id is not None for call in change.calls):  # others are whole
-            calls = turn.message.calls[self._num_shown : None if finish is not None else -1]
-            self._num_shown += len(calls)
+        """A line for each change."""
+        finish = change.finish
+        calls = [ToolCall(call.id or "", call.name or "", call.arguments) for call in change.calls]
         thinking = "" if self._request.think is False else change.reasoning
         data = b""
         if change.content or thinking or calls or change.logprobs:
@@ -102,8 +101,10 @@ class Chat(_Text):
         goes_on = said[-1].role == "assistant" and bool(said[-1].content) and not said[-1].tool_calls
         ask = ChatAsk(
             messages=messages, tools=declared(request.tools or (), served.words, request.dropped),
-            effort=request.effort(served), params=request.params(served), adapter=adapter, grammar_field="format",
-            continue_final=goes_on, add_generation_prompt=not goes_on,
+            effort=request.effort(served), effort_field="think",
+            params=request.params(served), adapter=adapter, grammar_field="format",
+            dropped=request.dropped, continue_final=goes_on, add_generation_prompt=not goes_on,
+            whole_calls=True,
         )  # fmt: skip
         super().__init__(request, served, ask)
 
@@ -129,12 +130,14 @@ class Generate(_Text):
         ask: ChatAsk | TextAsk
         if request.raw or not served.about["capabilities"]["chat"]:
             whole = f"{request.system}\n\n{prompt}" if request.system else prompt
-            ask = TextAsk(prompts=[whole], params=params, adapter=adapter, grammar_field="format")
+            ask = TextAsk(
+                prompts=[whole], params=params, adapter=adapter, grammar_field="format", dropped=request.dropped
+            )
         else:
             system = [{"role": "system", "content": request.system}] if request.system else []
             ask = ChatAsk(
                 messages=[*system, {"role": "user", "content": prompt}], effort=request.effort(served),
-                params=params, adapter=adapter, grammar_field="format",
+                effort_field="think", params=params, adapter=adapter, grammar_field="format", dropped=request.dropped,
             )  # fmt: skip
         super().__init__(request, served, ask)
 
@@ -156,9 +159,15 @@ class Embed(Exchange):
             prompts, cut, dimensions = [request.prompt], True, None
         limit = served.max_length if cut else None
         super().__init__(
-            PoolAsk(prompts=prompts, params=PoolingParams("embed", dimensions), limit=limit, adapter=adapter)
+            PoolAsk(
+                prompts=prompts,
+                params=PoolingParams("embed", dimensions),
+                limit=limit,
+                adapter=adapter,
+                prompt_field="input",
+                dropped=request.dropped,
+            )
         )
-        self.headers = warnings_header(request.dropped)
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
         found = [turn.message.pooled for turn in turns]

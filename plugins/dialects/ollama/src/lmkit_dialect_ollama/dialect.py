@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from lmkit.api import ErrorInfo, RequestError
-from lmkit_http.dialect import Answer, Dialect, Exchange, Incoming, Served, error_text
+from lmkit_http.dialect import Answer, ContextTooLong, Dialect, Exchange, Incoming, Served, error_text
 from lmkit_http.strict import InvalidBody, parse, warnings_header
 
 from lmkit_dialect_ollama.answers import Chat, Embed, Generate, now
@@ -72,7 +72,10 @@ class Ollama(Dialect):
         raise NoSuchWork(f"{what} models is not done here", fix="start lmkit serve with the model you want")
 
     def error(self, info: ErrorInfo) -> bytes:
-        return msgspec.json.encode({"error": error_text(info)})
+        text = error_text(info)
+        if info.code == ContextTooLong.code:
+            text = f"the input length exceeds the context length: {info.value} tokens > {info.limit}"
+        return msgspec.json.encode({"error": text})
 
     def error_chunk(self, info: ErrorInfo) -> bytes:
         return self.error(info) + b"\n"

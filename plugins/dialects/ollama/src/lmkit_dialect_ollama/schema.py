@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from lmkit.api import (
@@ -22,14 +22,16 @@ from lmkit_http.strict import (
     MAX_MESSAGES,
     MAX_TOOLS,
     NUMBER,
+    Arguments,
     Content,
     Echoed,
-    Hint,
     Json,
     Label,
     Message,
     Name,
     Open,
+    Refused,
+    check_arguments,
 )
 from lmkit_http.strict import Tool as FunctionTool
 from pydantic import Field, JsonValue
@@ -37,61 +39,49 @@ from pydantic import Field, JsonValue
 MAX_INPUTS = 2048
 _SWITCHES = {"reasoning_effort", "enable_thinking", "thinking", "thinking_budget"}  # variables of chat templates
 THINKS = ("low", "medium", "high", "max")
-_MEDIA = Hint("leave it out: models here read text alone")
-_HARDWARE = frozenset({
-    "numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "vocab_only", "use_mmap", "use_mlock",
-    "num_thread", "num_keep", "embedding_only", "logits_all",
-})  # fmt: skip
+_MEDIA = Refused("leave it out: models here read text alone")
+# options of how a model is loaded, and of earlier releases: the server was started with what it needs
+_LOADING = (
+    "num_ctx", "numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "vocab_only", "use_mmap", "use_mlock",
+    "num_thread", "num_keep", "num_gqa", "embedding_only", "logits_all", "rope_frequency_base", "rope_frequency_scale",
+    "flash_attn", "draft_num_predict",
+)  # fmt: skip
 StopText = Annotated[str, Field(max_length=1024)]
 
 
 class Options(Open):
     """How to sample. What says how a model is loaded is settled when the server starts: it is dropped, and named."""
 
-    labels: ClassVar[Collection[str]] = _HARDWARE | {"num_ctx"}
-    hints: ClassVar[Mapping[str, Hint]] = {
-        "mirostat": Hint("send temperature with top_p or min_p", (0,)),
-        "mirostat_tau": Hint("send temperature with top_p or min_p", (5.0,)),
-        "mirostat_eta": Hint("send temperature with top_p or min_p", (0.1,)),
-        "tfs_z": Hint("send min_p", (1, 1.0)),
-        "typical_p": Hint("send min_p", (1, 1.0)),
-        "penalize_newline": Hint("leave it out", (True,)),
+    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **dict.fromkeys(_LOADING, ()), "mirostat_tau": (5.0,), "mirostat_eta": (0.1,),  # mirostat itself is refused
+    }  # fmt: skip
+    refused: ClassVar[Mapping[str, Refused]] = {
+        "mirostat": Refused("send temperature with top_p or min_p", (0,)),
+        "tfs_z": Refused("send min_p", (1, 1.0)),
+        "typical_p": Refused("send min_p", (1, 1.0)),
+        "penalize_newline": Refused("leave it out", (True,)),
     }
     temperature: Annotated[float, Field(ge=0, le=100), NUMBER] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1), NUMBER] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = None
     top_k: Annotated[int, Field(ge=-1, le=1 << 31), NUMBER] | None = None
     min_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1), NUMBER] | None = None
-    num_predict: Annotated[int, Field(ge=-2, le=MAX_TOKENS), NUMBER] | None = None  # below 1: as many as fit
-    num_ctx: Annotated[int, Field(ge=0, le=1 << 31), NUMBER] | None = None
+    num_predict: Annotated[int, Field(ge=-2), NUMBER] | None = None  # below 1: as many as fit
     stop: StopText | Annotated[list[StopText], Field(fail_fast=True, max_length=MAX_STOP)] | None = None
+    stop_in: Literal["content", "output"] | None = None  # output: `stop` is also about thinking and calls
     repeat_penalty: Annotated[float, Field(ge=MIN_REPETITION, le=100), NUMBER] | None = None
     repeat_last_n: Annotated[int, Field(ge=-1, le=1 << 31), NUMBER] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2), NUMBER] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2), NUMBER] | None = None
 
-    def close(self, lenient: bool = False, within: str = "options") -> None:
-        for name in _HARDWARE & set(self.model_extra or {}):
-            self.dropped.add(name)
-            (self.model_extra or {}).pop(name)
-        super().close(lenient, within)
-
-    def check(self, served: Served) -> None:
-        """What the types cannot say. Raises RequestError."""
-        if self.num_ctx is not None:
-            if self.num_ctx > served.max_length:
-                limit = f"at most {served.max_length}, the context that this server was started with"
-                raise InvalidParam("options.num_ctx", self.num_ctx, limit)
-            self.dropped.add("num_ctx")  # a smaller one would save nothing here
-        penalizes = self.repeat_penalty not in (None, 1.0)
-        if penalizes and self.repeat_last_n not in (None, 0, -1):
-            raise UnsupportedField(
-                "options.repeat_last_n", "repeat_penalty counts all tokens here", fix="send repeat_last_n -1 or 0"
-            )
+    def check(self) -> None:
+        """Names what changes nothing."""
+        if self.repeat_penalty not in (None, 1.0) and self.repeat_last_n not in (None, 0, -1):
+            self.dropped.add("repeat_last_n")  # the penalty counts all tokens, as where no number is sent
 
     def given(self) -> dict[str, Any]:
         """Fields of SamplingParams, by their names."""
-        names = ("temperature", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty")
+        names = ("temperature", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty", "stop_in")
         found: dict[str, Any] = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.top_k is not None:
             found["top_k"] = max(self.top_k, 0)
@@ -101,7 +91,7 @@ class Options(Open):
         if stops := [text for text in stops if text]:
             found["stop"] = stops
         if (self.num_predict or 0) > 0:
-            found["max_tokens"] = self.num_predict
+            found["max_tokens"] = min(self.num_predict or 0, MAX_TOKENS)
         return found
 
 
@@ -114,18 +104,14 @@ class Named(Open):
 
 
 class Base(Open):
-    labels: ClassVar[Collection[str]] = ("keep_alive",)
+    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = {"keep_alive": ()}  # the model stays as long as the server
     model: Annotated[str, Field(min_length=1, max_length=512)]
     options: Options | None = None
-    keep_alive: float | Label | None = None  # the model stays as long as the server
 
     def check(self, served: Served) -> None:
         """What the types cannot say. Raises RequestError."""
-        if self.keep_alive is not None:
-            self.dropped.add("keep_alive")
         if self.options is not None:
-            self.options.close(served.lenient)
-            self.options.check(served)
+            self.options.check()
             self.dropped.update(f"options.{name}" for name in self.options.dropped)
 
 
@@ -143,7 +129,7 @@ class Generating(Base):
         if isinstance(self.think, str) and self.think not in THINKS:
             raise InvalidParam("think", self.think, f"true, false or one of {', '.join(THINKS)}")
         if self.think and not served.about["capabilities"]["reasoning"]:
-            raise UnsupportedField("think", "this model does not think", fix="leave think out")
+            self.dropped.add("think")
 
     def effort(self, served: Served) -> str | None:
         """The effort of reasoning; None: as the template says. Without a switch a model thinks untold."""
@@ -165,7 +151,7 @@ class Generating(Base):
 
 class CalledFunction(Echoed):
     name: Name
-    arguments: Json | Content = {}
+    arguments: Arguments = ""
 
 
 class Called(Echoed):
@@ -186,9 +172,11 @@ class Said(Echoed):
         """The same in the names of the OpenAI API, which templates read. Raises UnsupportedField."""
         if self.images:
             raise UnsupportedField(f"messages.{number}.images", "this model takes no images", fix="send text alone")
+        for i, call in enumerate(self.tool_calls or ()):
+            check_arguments(call.function.arguments, f"messages.{number}.tool_calls.{i}.function.arguments")
         calls = [
             {"id": call.id, "type": "function",
-             "function": {"name": call.function.name, "arguments": _text(call.function.arguments)}}
+             "function": {"name": call.function.name, "arguments": call.function.arguments}}
             for call in self.tool_calls or ()
         ]  # fmt: skip
         return Message.model_validate({
@@ -198,7 +186,7 @@ class Said(Echoed):
 
 
 class Tool(FunctionTool):
-    type: Literal["function"] = "function"
+    type: Annotated[str, Field(min_length=1, max_length=64)] = "function"
 
 
 class ChatRequest(Generating):
@@ -207,11 +195,11 @@ class ChatRequest(Generating):
 
 
 class GenerateRequest(Generating):
-    hints: ClassVar[Mapping[str, Hint]] = {
+    refused: ClassVar[Mapping[str, Refused]] = {
         "images": _MEDIA, "width": _MEDIA, "height": _MEDIA, "steps": _MEDIA,
-        "suffix": Hint("write the model's own tokens for filling in into the prompt, with raw=true"),
-        "template": Hint("send raw=true with a prompt that is rendered already"),
-        "context": Hint("send the conversation to /api/chat"),
+        "suffix": Refused("write the model's own tokens for filling in into the prompt, with raw=true"),
+        "template": Refused("send raw=true with a prompt that is rendered already"),
+        "context": Refused("send the conversation to /api/chat"),
     }  # fmt: skip
     prompt: Content | None = None
     system: Content | None = None
@@ -221,8 +209,8 @@ class GenerateRequest(Generating):
         super().check(served)
         if self.raw and self.system:
             raise UnsupportedField("system", "a raw prompt goes to the model as it is, without a system message")
-        if self.raw and self.think is not None:
-            raise UnsupportedField("think", "a raw prompt goes to the model as it is")
+        if self.raw and self.think:
+            self.dropped.add("think")  # a raw prompt goes to the model as it is
 
 
 class EmbedRequest(Base):
@@ -233,7 +221,3 @@ class EmbedRequest(Base):
 
 class EmbeddingsRequest(Base):
     prompt: Content
-
-
-def _text(arguments: dict[str, Any] | str) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

@@ -19,6 +19,7 @@ from lmkit_dialect_openai.wire import (
     UsageBody,
     answer_headers,
     chunk_frame,
+    fingerprint,
     prompt_logprobs,
     usage_of,
 )
@@ -99,6 +100,7 @@ class ChatBody(msgspec.Struct):
     model: str
     choices: list[ChoiceBody]
     usage: UsageBody
+    system_fingerprint: str
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: Any = msgspec.UNSET
 
@@ -112,15 +114,15 @@ class Chat(Exchange):
         super().__init__(ask_of(request, served))
         self._request, self._tokenizer = request, served.tokenizer
         self._model = request.model or served.names[0]
-        self._created = int(time.time())
+        self._created, self._fingerprint = int(time.time()), fingerprint(served)
         self._top = request.top_logprobs or 0
         self.streamed = bool(request.stream)
         options = request.stream_options
         self._with_usage = bool(options and options.include_usage)
-        self._each_usage = bool(options and options.continuous_usage_stats)
+        self._each_usage = bool(self._with_usage and options and options.continuous_usage_stats)
         self._by_id = bool(request.return_tokens_as_token_ids)
         self._head, self._tail = chunk_frame(
-            self.id, "chat.completion.chunk", self._created, self._model, self._with_usage
+            self.id, "chat.completion.chunk", self._created, self._model, self._fingerprint, self._with_usage
         )
         self.headers = answer_headers(request, self.id)
         self._begun = [False] * (request.n or 1)
@@ -131,7 +133,7 @@ class Chat(Exchange):
     def whole(self, turns: Sequence[Turn]) -> bytes:
         bodies = [self._choice(turn) for turn in turns]
         usage = usage_of([turn.stream.usage for turn in turns], len(bodies))
-        body = ChatBody(self.id, "chat.completion", self._created, self._model, bodies, usage)
+        body = ChatBody(self.id, "chat.completion", self._created, self._model, bodies, usage, self._fingerprint)
         if self._request.return_token_ids:
             body.prompt_token_ids = turns[0].request.token_ids
         if self._request.prompt_logprobs is not None:
@@ -143,7 +145,7 @@ class Chat(Exchange):
         finish, text = message.finish, turn.message.content
         assert finish is not None
         body = MessageBody("assistant", text if text or not (calls or reasoning) else None)
-        if reasoning and self._request.include_reasoning is not False:
+        if reasoning and self._request.shows_reasoning:
             body.reasoning_content = body.reasoning = reasoning
         if calls:
             body.tool_calls = [Call(call.id, CallFunction(call.name, call.arguments)) for call in calls]
@@ -192,11 +194,11 @@ class Chat(Exchange):
         delta, filled = Delta(), False
         if change.content:
             delta.content, filled = change.content, True
-        if change.reasoning and self._request.include_reasoning is not False:
+        if change.reasoning and self._request.shows_reasoning:
             delta.reasoning_content = delta.reasoning = change.reasoning
             filled = True
-        if change.calls:
-            delta.tool_calls, filled = [_call(call) for call in change.calls], True
+        if calls := [_call(call) for call in change.calls if call.arguments]:
+            delta.tool_calls, filled = calls, True
         return delta, filled
 
     def explained(self, told: bytes) -> bytes:
@@ -219,26 +221,28 @@ def ask_of(request: ChatRequest, served: Served) -> ChatAsk:
     goes_on = bool(r.continue_final_message or (r.messages[-1].model_extra or {}).get("prefix") is True)
     return ChatAsk(
         messages=messages,
-        tools=declared(r.tools or (), served.words, r.dropped),
+        tools=declared(r.tools or (), served.words, r.dropped, r.choice),
         tool_choice=r.choice,
         parallel_calls=r.parallel_tool_calls is not False,
         template_options=r.chat_template_kwargs or {},
-        effort=r.reasoning_effort,
+        effort=r.effort,
         documents=r.documents or (),
         add_generation_prompt=r.add_generation_prompt is not False,
         continue_final=goes_on,
-        thinking_budget=r.thinking_token_budget,
+        thinking_budget=r.reasoning_budget,
         params=replace(params, grammar=r.answer_grammar()),
         n=r.n or 1,
         beams=r.beams(r.n or 1),
         adapter=served.adapter(r.model),
+        prompt_field="messages",
+        dropped=r.dropped,
         priority=r.priority or 0,
         salt=r.cache_salt,
         resume=r.resume,
-        include_stop=bool(r.include_stop_str_in_output),
+        include_stop=r.includes_stop,
         skip_special=r.skip_special_tokens is not False,
         grammar_field=r.answer_field,
-        last=r.last(served.max_length, max_tokens),
+        last=r.last(served, max_tokens),
     )
 
 
@@ -249,4 +253,5 @@ def _call(change: CallChange) -> CallDelta:
 
 
 def _reason(finish: Finish, called: bool) -> str:
-    return "tool_calls" if called and finish.reason == "stop" else finish.reason
+    """A client may execute the calls of an answer that ends with "tool_calls": then none of them was cut."""
+    return "tool_calls" if called and finish.reason == "stop" and not finish.cut_call else finish.reason

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 import msgspec
 from lmkit.api import RequestError
 from lmkit_http.dialect import Ask, Served, Turn, UnsupportedField
-from lmkit_http.strict import MAX_MESSAGES, Hint, Message, says_nothing
+from lmkit_http.strict import MAX_MESSAGES, Message, Refused
 from pydantic import Field
 
 from lmkit_dialect_openai.chat import Chat, ChatBody, ask_of
@@ -17,31 +17,28 @@ from lmkit_dialect_openai.wire import usage_of
 
 _ONE = "send each conversation to /v1/chat/completions"
 # fields of a chat that are not for several at once, and the values that change nothing
-ALONE: Mapping[str, Hint] = {
-    "stream": Hint(_ONE), "stream_options": Hint(_ONE), "tools": Hint(_ONE), "tool_choice": Hint(_ONE, ("none",)),
-    "parallel_tool_calls": Hint(_ONE, (True,)), "n": Hint(_ONE, (1,)), "use_beam_search": Hint(_ONE),
-    "length_penalty": Hint(_ONE, (1.0,)), "early_stopping": Hint(_ONE), "prompt_logprobs": Hint(_ONE),
+ALONE: Mapping[str, Refused] = {
+    "stream": Refused(_ONE), "stream_options": Refused(_ONE), "tools": Refused(_ONE),
+    "tool_choice": Refused(_ONE, ("none",)),
+    "parallel_tool_calls": Refused(_ONE, (True,)), "n": Refused(_ONE, (1,)), "use_beam_search": Refused(_ONE),
+    "length_penalty": Refused(_ONE, (1.0,)), "early_stopping": Refused(_ONE), "prompt_logprobs": Refused(_ONE),
 }  # fmt: skip
 
 Conversation = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
 
 
 class BatchChatRequest(ChatRequest):
-    hints: ClassVar[Mapping[str, Hint]] = {**ChatRequest.hints, **ALONE}
+    refused: ClassVar[Mapping[str, Refused]] = {**ChatRequest.refused, **ALONE}
     messages: Annotated[  # type: ignore[assignment]  # of all conversations
         list[Conversation], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)
     ]
 
     @classmethod
     def states(cls) -> dict[str, str]:
-        found = {name: state for name, state in super().states().items() if not name.startswith("stream_options.")}
-        return found | dict.fromkeys(ALONE, "refused")
+        return {name: state for name, state in super().states().items() if not name.startswith("stream_options.")}
 
     def check(self) -> None:
         """Raises RequestError."""
-        for name, hint in ALONE.items():
-            if not says_nothing(value := getattr(self, name)) and value not in hint.nothing:
-                raise UnsupportedField(name, f"{name} is not for several conversations at once", fix=hint.fix)
         for one in self.each():
             one.check()
 
@@ -80,5 +77,5 @@ class ChatBatch(Chat):
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
         choices, usage = [self._choice(turn) for turn in turns], usage_of([turn.stream.usage for turn in turns])
-        body = ChatBody(self.id, "chat.completion", self._created, self._model, choices, usage)
+        body = ChatBody(self.id, "chat.completion", self._created, self._model, choices, usage, self._fingerprint)
         return msgspec.json.encode(body)

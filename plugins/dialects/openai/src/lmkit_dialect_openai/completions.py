@@ -15,7 +15,15 @@ from lmkit_http.dialect import Change, Exchange, Served, TextAsk, Turn, Unsuppor
 from lmkit_http.logprobs import finite, label
 
 from lmkit_dialect_openai.schema import CompletionRequest
-from lmkit_dialect_openai.wire import NewIds, UsageBody, answer_headers, chunk_frame, prompt_logprobs, usage_of
+from lmkit_dialect_openai.wire import (
+    NewIds,
+    UsageBody,
+    answer_headers,
+    chunk_frame,
+    fingerprint,
+    prompt_logprobs,
+    usage_of,
+)
 
 _encode = msgspec.json.Encoder().encode
 _DEFAULT_TOKENS = 16  # of the OpenAI API
@@ -46,6 +54,7 @@ class CompletionBody(msgspec.Struct):
     model: str
     choices: list[ChoiceBody]
     usage: UsageBody
+    system_fingerprint: str
 
 
 class Completions(Exchange):
@@ -57,12 +66,14 @@ class Completions(Exchange):
         super().__init__(ask_of(request, served))
         self._request, self._tokenizer = request, served.tokenizer
         self._model = request.model or served.names[0]
-        self._created = int(time.time())
+        self._created, self._fingerprint = int(time.time()), fingerprint(served)
         self.streamed = bool(request.stream)
         options = request.stream_options
         self._with_usage = bool(options and options.include_usage)
-        self._each_usage = bool(options and options.continuous_usage_stats)
-        self._head, self._tail = chunk_frame(self.id, "text_completion", self._created, self._model, self._with_usage)
+        self._each_usage = bool(self._with_usage and options and options.continuous_usage_stats)
+        self._head, self._tail = chunk_frame(
+            self.id, "text_completion", self._created, self._model, self._fingerprint, self._with_usage
+        )
         self.headers = answer_headers(request, self.id)
         self._begun: set[int] = set()
         self._ids = NewIds(request.return_token_ids)
@@ -74,7 +85,9 @@ class Completions(Exchange):
         bodies = [self._choice(turn) for turn in self._best(turns)]
         for index, body in enumerate(bodies):
             body.index = index
-        return _encode(CompletionBody(self.id, "text_completion", self._created, self._model, bodies, usage))
+        return _encode(
+            CompletionBody(self.id, "text_completion", self._created, self._model, bodies, usage, self._fingerprint)
+        )
 
     def _usage(self, turns: Sequence[Turn]) -> UsageBody:
         usages = [turn.stream.usage for turn in turns]
@@ -218,20 +231,21 @@ def ask_of(request: CompletionRequest, served: Served) -> TextAsk:
         n=n,
         beams=r.beams(r.best_of or n),
         adapter=served.adapter(r.model),
+        dropped=r.dropped,
         priority=r.priority or 0,
         salt=r.cache_salt,
         resume=r.resume,
-        include_stop=bool(r.include_stop_str_in_output),
+        include_stop=r.includes_stop,
         skip_special=r.skip_special_tokens is not False,
         grammar_field=r.answer_field,
-        last=r.last(served.max_length, max_tokens or _DEFAULT_TOKENS),
+        last=r.last(served, max_tokens or _DEFAULT_TOKENS),
     )
 
 
 def _stop_token(turn: Turn) -> list[TokenLogprob]:
     """The entry of the token that ended the answer and has no text in it: each token that was made has an entry."""
     finish, entries = turn.message.finish, turn.stream.logprobs
-    ends = finish is not None and isinstance(finish.stop, int) and len(turn.message.logprobs) < len(entries)
+    ends = finish is not None and finish.end_token is not None and len(turn.message.logprobs) < len(entries)
     return entries[-1:] if ends else []
 
 

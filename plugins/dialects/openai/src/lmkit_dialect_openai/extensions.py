@@ -5,13 +5,14 @@ REQUEST = frozenset({
     "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output",
     "skip_special_tokens", "prompt_logprobs", "priority", "cache_salt", "return_token_ids", "structured_outputs",
     "resume", "vllm_xargs", "truncate_prompt_tokens", "truncation_side", "return_tokens_as_token_ids", "request_id",
-    "session_id", "bad_words", "allowed_token_ids", "use_beam_search", "length_penalty", "early_stopping",
+    "bad_words", "no_stop_trim", "stop_in", "allowed_token_ids", "use_beam_search", "length_penalty",
+    "early_stopping",
 })  # fmt: skip
 
 # requests of /v1/chat/completions
 CHAT_REQUEST = REQUEST | {
     "chat_template_kwargs", "include_reasoning", "add_generation_prompt", "continue_final_message",
-    "thinking_token_budget", "documents",
+    "thinking_token_budget", "documents", "reasoning", "thinking", "enable_thinking", "thinking_budget",
 }  # fmt: skip
 
 # requests of /v1/completions

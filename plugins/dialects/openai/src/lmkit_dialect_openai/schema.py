@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from lmkit.api import (
@@ -28,7 +28,6 @@ from lmkit_http.strict import (
     MAX_TOOLS,
     NUMBER,
     Content,
-    Hint,
     Ids,
     InvalidBody,
     Json,
@@ -36,15 +35,16 @@ from lmkit_http.strict import (
     Message,
     Name,
     Open,
+    OutputTokens,
+    Refused,
     Strict,
     TokenId,
     Tool,
     check_calls,
-    says_nothing,
 )
 from pydantic import BeforeValidator, Field
 
-from lmkit_dialect_openai.fields import HINTS, LABELS
+from lmkit_dialect_openai.fields import CHAT_REFUSED, COMPLETIONS_DROPPABLE, COMPLETIONS_REFUSED, DROPPABLE, REFUSED
 
 MAX_N = 64
 MAX_PROMPTS = 256
@@ -73,8 +73,8 @@ class NamedTool(Strict):
 
 
 class StreamOptions(Strict):
+    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": ()}  # answers are not padded
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None  # not done: answers are as long as what they say
     continuous_usage_stats: bool | None = None  # each chunk has the usage until there
 
 
@@ -150,14 +150,14 @@ class StructuredOutputs(Strict):
 class Sampling(Open):
     """Fields common to both routes."""
 
-    hints: ClassVar[Mapping[str, Hint]] = HINTS
-    labels: ClassVar[Collection[str]] = ("user", "session_id")
+    refused: ClassVar[Mapping[str, Refused]] = REFUSED
+    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = DROPPABLE
     model: Annotated[str, Field(max_length=512)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100), NUMBER] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1), NUMBER] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2), NUMBER] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2), NUMBER] | None = None
-    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS), NUMBER] | None = None
+    max_tokens: OutputTokens | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N), NUMBER] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1), NUMBER] | None = None
     stop: Annotated[
@@ -169,7 +169,6 @@ class Sampling(Open):
         Annotated[dict[Annotated[str, Field(max_length=12)], Annotated[float, Field(ge=-100, le=100), NUMBER]],
                   Field(max_length=MAX_BIAS)] | None
     ) = None  # fmt: skip
-    user: Label | None = None
     # extensions, see lmkit_dialect_openai.extensions
     top_k: Annotated[int, Field(ge=-1, le=1 << 31), NUMBER] | None = None
     min_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = None
@@ -178,6 +177,8 @@ class Sampling(Open):
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_IDS)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None  # another name for it
+    stop_in: Literal["content", "output"] | None = None  # output: `stop` is also about reasoning and calls
     skip_special_tokens: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), NUMBER] | None = None
     priority: Annotated[int, Field(ge=-(1 << 31), le=1 << 31), NUMBER] | None = None
@@ -191,22 +192,17 @@ class Sampling(Open):
     truncation_side: Literal["left"] | None = None
     return_tokens_as_token_ids: bool | None = None
     request_id: Label | None = None  # comes back in a header
-    session_id: Label | None = None  # a label
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     use_beam_search: bool | None = None  # the answers are the n best that a search with as many beams finds
     length_penalty: Annotated[float, Field(ge=-10, le=10), NUMBER] | None = None
     early_stopping: bool | Literal["never"] | None = None
 
-    def _is_default(self, name: str) -> bool:
-        value = getattr(self, name, None)
-        return says_nothing(value) or value in LABELS[name]
-
-    def last(self, max_length: int, max_tokens: int | None) -> int | None:
+    def last(self, served: Served, max_tokens: int | None) -> int | None:
         """How many tokens of the prompt's end are read; -1 leaves room for the output."""
         if self.truncate_prompt_tokens != -1:
             return self.truncate_prompt_tokens
-        return max(1, max_length - (max_tokens or 1))
+        return served.prompt_room(max_tokens)
 
     @property
     def answer_field(self) -> str:
@@ -231,12 +227,9 @@ class Sampling(Open):
         options = self.stream_options
         if options is not None and not self.stream:
             self.dropped.add("stream_options")
-        elif options is not None and options.include_obfuscation:
-            self.dropped.add("stream_options.include_obfuscation")
         if self.truncate_prompt_tokens == 0:
             raise UnsupportedField("truncate_prompt_tokens", "truncate_prompt_tokens is a number of tokens, or -1")
         self._check_search()
-        self.dropped.update(name for name in LABELS if not self._is_default(name))
         if self.prompt_logprobs is not None and self.stream:
             raise UnsupportedField("prompt_logprobs", "prompt_logprobs is not available with stream=true")
 
@@ -249,6 +242,11 @@ class Sampling(Open):
             if getattr(self, name) not in (None, usual):
                 raise UnsupportedField(name, f"{name} needs use_beam_search=true")
 
+    @property
+    def includes_stop(self) -> bool:
+        """True when the text that ended the answer is part of it."""
+        return bool(self.include_stop_str_in_output or self.no_stop_trim)
+
     def beams(self, width: int) -> Beams | None:
         """The search that is asked for, if one is. Raises InvalidParam."""
         if not self.use_beam_search:
@@ -260,7 +258,8 @@ class Sampling(Open):
         """Raises RequestError. The checkpoint's own defaults are for sampling, and a search does not sample."""
         given: dict[str, Any] = {} if self.use_beam_search else dict(served.default_params)
         names = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "seed", "stop",
-                 "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "prompt_logprobs")  # fmt: skip
+                 "stop_in", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos",
+                 "prompt_logprobs")  # fmt: skip
         given |= {k: v for k in names if (v := getattr(self, k)) is not None}
         if given.get("top_k") == -1:
             given["top_k"] = 0
@@ -277,7 +276,7 @@ class Sampling(Open):
         found: dict[str, Any] = dict(self.vllm_xargs or {})
         fields: dict[str, list[Any]] = {"allowed_token_ids": self.allowed_token_ids or []}
         # as it is written where a text begins, and after a blank
-        forms = [tuple(tokenizer.encode(f"{blank}{word.strip()}", add_special=False))
+        forms = [tuple(tokenizer.encode(f"{blank}{word.lstrip()}", add_special=False))
                  for word in self.bad_words or () for blank in ("", " ")]  # fmt: skip
         fields["bad_words"] = [list(form) for form in dict.fromkeys(forms) if form]
         for name, ids in fields.items():
@@ -288,22 +287,39 @@ class Sampling(Open):
         return found
 
 
+class ReasoningOptions(Strict):
+    """How long the model thinks, in one object as OpenRouter takes it."""
+
+    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = {"summary": (), "generate_summary": ()}
+    effort: Annotated[str, Field(max_length=32)] | None = None
+    enabled: bool | None = None
+    max_tokens: OutputTokens | None = None
+    exclude: bool | None = None  # reasoning is not shown
+
+
+class ThinkingSwitch(Strict):
+    """Whether the model thinks, as DeepSeek, GLM and Anthropic take it."""
+
+    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = {"clear_thinking": ()}
+    type: Literal["enabled", "disabled", "adaptive", "auto"] | None = None
+    budget_tokens: OutputTokens | None = None
+
+
 class ChatRequest(Sampling):
-    labels: ClassVar[Collection[str]] = frozenset(LABELS)
+    refused: ClassVar[Mapping[str, Refused]] = CHAT_REFUSED
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), NUMBER] | None = None
+    max_completion_tokens: OutputTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), NUMBER] | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
-    # labels that change nothing in the answer
-    metadata: Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=16)] | None = None
-    safety_identifier: Label | None = None
-    prompt_cache_key: Label | None = None
-    service_tier: Label | None = None
-    prompt_cache_retention: Label | None = None
+    # other names of it
+    reasoning: ReasoningOptions | None = None
+    thinking: ThinkingSwitch | bool | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: Annotated[int, Field(ge=0, le=MAX_TOKENS), NUMBER] | None = None
     # extensions
     chat_template_kwargs: Annotated[Json, Field(max_length=64)] | None = None
     include_reasoning: bool | None = None
@@ -341,6 +357,32 @@ class ChatRequest(Sampling):
             )
 
     @property
+    def effort(self) -> str | None:
+        """The effort of reasoning, under whichever name it was sent: "none" does not think."""
+        named = self.reasoning_effort or (self.reasoning and self.reasoning.effort)
+        if named:
+            return named
+        thinking = self.thinking
+        if isinstance(thinking, ThinkingSwitch):
+            thinking = None if thinking.type in (None, "auto") else thinking.type != "disabled"
+        switches = (self.reasoning and self.reasoning.enabled, thinking, self.enable_thinking)
+        thinks = next((switch for switch in switches if switch is not None), None)
+        return None if thinks is None else "medium" if thinks else "none"
+
+    @property
+    def reasoning_budget(self) -> int | None:
+        """Tokens of reasoning, under whichever name they were sent."""
+        named = self.thinking_token_budget if self.thinking_token_budget is not None else self.thinking_budget
+        if named is not None:
+            return named
+        switch = self.thinking.budget_tokens if isinstance(self.thinking, ThinkingSwitch) else None
+        return switch or (self.reasoning and self.reasoning.max_tokens) or None
+
+    @property
+    def shows_reasoning(self) -> bool:
+        return self.include_reasoning is not False and not (self.reasoning and self.reasoning.exclude)
+
+    @property
     def choice(self) -> ToolChoice:
         if isinstance(self.tool_choice, NamedTool):
             return ToolChoice("named", self.tool_choice.function.name)
@@ -348,6 +390,8 @@ class ChatRequest(Sampling):
 
 
 class CompletionRequest(Sampling):
+    refused: ClassVar[Mapping[str, Refused]] = COMPLETIONS_REFUSED
+    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = COMPLETIONS_DROPPABLE
     max_values: ClassVar[int] = MAX_IDS
     prompt: Annotated[
         Content | Ids
@@ -355,6 +399,7 @@ class CompletionRequest(Sampling):
         | Annotated[list[Ids], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)],
         Field(union_mode="left_to_right"),
     ]  # fmt: skip
+    max_tokens: Literal[0] | OutputTokens | None = None  # 0: nothing but the echo
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), NUMBER] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_N), NUMBER] | None = None

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import lmkit
 import msgspec
 from lmkit.api import Tokenizer, TokenLogprob
 from lmkit_http.logprobs import finite
-from lmkit_http.strict import warnings_header
 
 if TYPE_CHECKING:
-    from lmkit_http.dialect import Turn, Usage
+    from lmkit_http.dialect import Served, Turn, Usage
 
     from lmkit_dialect_openai.schema import Sampling
 
@@ -80,16 +81,24 @@ class NewIds:
 
 
 def answer_headers(request: Sampling, id: str) -> dict[str, str]:
-    """The request's id, and what was dropped of it."""
+    """The header with the request's id."""
     given = request.request_id or ""
     shown = given if given.isascii() and given.isprintable() and given else id
-    return {"x-request-id": shown, **warnings_header(request.dropped)}
+    return {"x-request-id": shown}
 
 
-def chunk_frame(id: str, kind: str, created: int, model: str, with_usage: bool) -> tuple[bytes, bytes]:
+def fingerprint(served: Served) -> str:
+    """The system_fingerprint of answers: another one when lmkit or the checkpoint changes."""
+    made_by = f"{lmkit.__version__}/{served.about.get('root', served.names[0])}"
+    return f"fp_{hashlib.sha256(made_by.encode()).hexdigest()[:10]}"
+
+
+def chunk_frame(
+    id: str, kind: str, created: int, model: str, fingerprint: str, with_usage: bool
+) -> tuple[bytes, bytes]:
     """What stands before and after the encoded choice in every chunk of a stream: built once, not per token."""
     encode = msgspec.json.encode
-    head = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"choices":[' % (
-        encode(id), encode(kind), created, encode(model),
+    head = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"system_fingerprint":%b,"choices":[' % (
+        encode(id), encode(kind), created, encode(model), encode(fingerprint),
     )  # fmt: skip
     return head, b'],"usage":null}\n\n' if with_usage else b"]}\n\n"

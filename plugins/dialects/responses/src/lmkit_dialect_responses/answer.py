@@ -18,19 +18,22 @@ import msgspec
 from lmkit.api import ErrorInfo, SamplingParams
 from lmkit_http.dialect import Change, ChatAsk, Exchange, Finish, Message, Part, Served, Turn, Usage
 from lmkit_http.logprobs import ContentLogprob, content_logprobs
-from lmkit_http.strict import warnings_header
 
 from lmkit_dialect_responses.conversation import Placed, Reader, sealed
 from lmkit_dialect_responses.history import as_items, items_of, kept_item
+from lmkit_dialect_responses.offers import custom_input, search_arguments
 from lmkit_dialect_responses.schema import CountRequest, NamedTool, ResponsesRequest, Tool
 from lmkit_dialect_responses.servers import Pinned, Servers, protocol_fault
 from lmkit_dialect_responses.store import Kept, Store, progress
+from lmkit_dialect_responses.usage import usage_of
 
 MAX_CALLS = 64  # of tools of MCP servers in one answer; a request may allow fewer
 _encode = msgspec.json.encode
-_PREFIX = {"reasoning": "rs", "content": "msg", "call": "fc", "mcp": "mcp"}
+_PREFIX = {"reasoning": "rs", "content": "msg", "call": "fc", "custom": "ctc", "search": "tsc", "mcp": "mcp"}
 _DELTA = {"reasoning": "reasoning_text", "content": "output_text", "call": "function_call_arguments",
-          "mcp": "mcp_call_arguments"}  # fmt: skip
+          "custom": "custom_tool_call_input", "mcp": "mcp_call_arguments"}  # fmt: skip
+_WHOLE = ("custom", "search")  # calls whose items are made of whole arguments
+CLIENT_CALLS = ("function_call", "custom_tool_call", "tool_search_call")
 _ENDS = {"completed": "response.completed", "incomplete": "response.incomplete", "failed": "response.failed"}
 
 
@@ -56,8 +59,8 @@ class Respond(Exchange):
         self._store = store if request.store is not False else None
         self._background = bool(request.background)
         self._tenant, self._asked = tenant, _encode([kept_item(item) for item in own])
-        self.headers = {"x-request-id": self.id, **warnings_header(request.dropped)}
-        self._items, self._remote = items, reader.remote
+        self.headers = {"x-request-id": self.id}
+        self._items, self._remote, self._offers = items, reader.remote, reader.offers
         self._output = self._listings(items)  # items that do not change any more
         self._results: list[dict[str, Any]] = []  # calls that were answered since the last chunk, still to be told
         self._usages: list[Usage] = []  # of turns whose items are in the output
@@ -80,12 +83,14 @@ class Respond(Exchange):
         ]  # fmt: skip
 
     def _kind(self, part: Part) -> str:
-        return "mcp" if part.kind == "call" and part.name in self._remote else part.kind
+        if part.kind != "call":
+            return part.kind
+        return "mcp" if part.name in self._remote else self._offers.get(part.name).kind
 
     def _makes_calls(self, message: Message) -> bool:
         """Whether the message ends with calls that are made here."""
         finish = message.finish
-        whole = finish is not None and finish.reason not in ("length", "error")
+        whole = finish is not None and finish.reason == "stop" and not finish.cut_call
         return whole and self._left > 0 and any(self._kind(part) == "mcp" for part in message.parts)
 
     async def more(self, turns: Sequence[Turn]) -> ChatAsk | None:
@@ -104,7 +109,7 @@ class Respond(Exchange):
         self._results, self._last = items, turns[-1]
         self._usages.append(turns[-1].stream.usage)
         self._part, self._sent = 0, -1
-        if self._spent() or any(item["type"] == "function_call" for item in items):
+        if self._spent() or any(item["type"] in CLIENT_CALLS for item in items):
             return None
         return await asyncio.to_thread(self._next)
 
@@ -162,7 +167,8 @@ class Respond(Exchange):
     ) -> dict[str, Any]:  # fmt: skip
         r, ask = self._request, self.ask
         assert isinstance(ask, ChatAsk)
-        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        aborted = finish is not None and finish.reason == "abort"
+        reason = {"reason": "max_output_tokens"} if status == "incomplete" and not aborted else None
         choice = r.tool_choice.model_dump(exclude_none=True) if isinstance(r.tool_choice, NamedTool) else r.tool_choice
         form = r.text.format if r.text is not None else None
         return {
@@ -175,20 +181,31 @@ class Respond(Exchange):
             "previous_response_id": r.previous_response_id, "store": self._store is not None,
             "reasoning": {"effort": r.reasoning.effort if r.reasoning is not None else None, "summary": None},
             "temperature": ask.params.temperature, "top_p": ask.params.top_p, "top_logprobs": r.top_logprobs or 0,
-            "text": {"format": form.model_dump(exclude_none=True, by_alias=True) if form else {"type": "text"}},
+            "text": {"format": form.model_dump(exclude_none=True, by_alias=True) if form else {"type": "text"},
+                     "verbosity": "medium"},
+            "presence_penalty": 0.0, "frequency_penalty": 0.0, "service_tier": "default",
+            "safety_identifier": r.safety_identifier, "prompt_cache_key": r.prompt_cache_key,
+            **({"user": r.user} if r.user is not None else {}),
             "tool_choice": choice or "auto", "tools": [_shown_tool(tool) for tool in r.tools or ()],
-            "truncation": r.truncation or "disabled", **({"usage": _usage(usages)} if usages else {}),
+            "truncation": r.truncation or "disabled", "usage": usage_of(usages) if usages else None,
         }  # fmt: skip
 
     def _item(self, message: Message, index: int) -> dict[str, Any]:
         """The item of a part that grows no more."""
         parts = _parts(message)
         part, last = parts[index], index == len(parts) - 1
-        cut = last and message.finish is not None and message.finish.reason in ("length", "error")
+        cut = last and message.finish is not None and message.finish.reason != "stop"
         if self._kind(part) == "mcp":
             cut = not self._makes_calls(message)
+        elif part.kind == "call":
+            cut = not part.complete
         item = self._begun(part, index, "incomplete" if cut else "completed")
-        if part.kind == "call":
+        kind = self._kind(part)
+        if kind == "custom":
+            item["input"] = "" if cut else custom_input(part.text)  # any part of a text would be run
+        elif kind == "search":
+            item["arguments"] = {} if cut else search_arguments(part.text)
+        elif part.kind == "call":
             item["arguments"] = part.text
         else:
             item["content"] = [_content(part, part.text, self._logprobs(message, index))]
@@ -205,7 +222,12 @@ class Respond(Exchange):
             called = {"type": "mcp_call", "server_label": label, "name": part.name, "arguments": ""}
             return {**item, **called, "output": None, "error": None, "approval_request_id": None}
         if part.kind == "call":
-            return {**item, "type": "function_call", "call_id": part.id, "name": part.name, "arguments": ""}
+            names = self._offers.get(part.name).names
+            if kind == "custom":
+                return {**item, "type": "custom_tool_call", "call_id": part.id, **names, "input": ""}
+            if kind == "search":
+                return {**item, "type": "tool_search_call", "call_id": part.id, "execution": "client", "arguments": {}}
+            return {**item, "type": "function_call", "call_id": part.id, **names, "arguments": ""}
         if part.kind == "reasoning":
             return {**item, "type": "reasoning", "summary": [], "content": []}
         return {**item, "type": "message", "role": "assistant", "content": []}
@@ -286,6 +308,9 @@ class Respond(Exchange):
             out.append(self._event("response.mcp_call.in_progress", item_id=item["id"], output_index=index))
         if part.kind != "call":
             out.append(self._place("response.content_part.added", item["id"], part=_content(part, "", [])))
+        if what in _WHOLE:
+            self._sent = 0
+            return
         kind = f"response.{_DELTA[what]}.delta"
         place = f'"item_id":"{item["id"]}","output_index":{index}' + (',"content_index":0' * (part.kind != "call"))
         self._head = f'event: {kind}\ndata: {{"type":"{kind}",{place},"delta":'.encode()
@@ -294,6 +319,8 @@ class Respond(Exchange):
     def _grow(self, part: Part, change: Change, out: list[bytes]) -> None:
         text = "".join(part.pieces[self._sent :])
         self._sent = len(part.pieces)
+        if self._kind(part) in _WHOLE:
+            return
         more = b""
         if part.kind == "content":
             entries = change.logprobs if self._request.logprobs is not None else []
@@ -306,14 +333,20 @@ class Respond(Exchange):
     def _end(self, message: Message, part: Part, out: list[bytes]) -> None:
         """The part grows no more. A call of a server ends later, when it was made or cannot be."""
         item, what = self._item(message, self._part), self._kind(part)
-        index, kind = len(self._output) + self._part, f"response.{_DELTA[what]}.done"
-        if part.kind == "call":
-            given = {"arguments": part.text} | ({"name": part.name} if what == "call" else {})
-            out.append(self._event(kind, item_id=item["id"], output_index=index, **given))
+        index = len(self._output) + self._part
+        place = {"item_id": item["id"], "output_index": index}
+        if what == "custom":
+            if item["input"]:
+                out.append(self._event(f"response.{_DELTA[what]}.delta", **place, delta=item["input"]))
+            out.append(self._event(f"response.{_DELTA[what]}.done", **place, input=item["input"]))
+        elif part.kind == "call":
+            if what != "search":
+                named = {"name": item["name"]} if what == "call" else {}
+                out.append(self._event(f"response.{_DELTA[what]}.done", **place, arguments=part.text, **named))
         else:
             content = item["content"][0]
             shown = {"logprobs": _short(content["logprobs"])} if part.kind == "content" else {}
-            out.append(self._place(kind, item["id"], text=part.text, **shown))
+            out.append(self._place(f"response.{_DELTA[what]}.done", item["id"], text=part.text, **shown))
             out.append(self._place("response.content_part.done", item["id"], part=content))
         if what != "mcp":
             out.append(self._event("response.output_item.done", output_index=index, item=item))
@@ -336,8 +369,7 @@ class Count(Exchange):
         self, request: CountRequest, served: Served, store: Store, tenant: str, servers: Servers
     ) -> None:  # fmt: skip
         items, _ = items_of(request, store, tenant)
-        super().__init__(_conversation(request, served, items, Reader(request.dropped, servers)))
-        self.headers = warnings_header(request.dropped)
+        super().__init__(conversation_ask(request, served, items, Reader(request.dropped, servers)))
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
         return _encode({"object": "response.input_tokens", "input_tokens": len(turns[0].request.token_ids)})
@@ -346,30 +378,36 @@ class Count(Exchange):
 def ask_of(request: ResponsesRequest, served: Served, items: list[Placed], reader: Reader) -> ChatAsk:
     """Raises RequestError."""
     r = request
-    ask = _conversation(r, served, items, reader)
+    ask = conversation_ask(r, served, items, reader)
     given: dict[str, Any] = dict(served.default_params)
     given |= {k: v for k in ("temperature", "top_p", "top_k", "min_p", "seed") if (v := getattr(r, k)) is not None}
     # max_output_tokens is a ceiling in this API: an answer may be shorter where the context ends
     params = SamplingParams(max_tokens=None, logprobs=r.logprobs, grammar=r.grammar, **given)
-    last = max(1, served.max_length - (r.max_output_tokens or 1)) if r.truncation == "auto" else None
+    last = served.prompt_room(r.max_output_tokens) if r.truncation == "auto" else None
     return replace(
         ask, params=params, default_tokens=r.max_output_tokens, grammar_field="text.format", last=last,
         priority=r.priority or 0, salt=r.cache_salt,
     )  # fmt: skip
 
 
-def _conversation(request: CountRequest, served: Served, items: list[Placed], reader: Reader) -> ChatAsk:
-    """What both routes make of a conversation. Raises RequestError."""
+def conversation_ask(request: CountRequest, served: Served, items: list[Placed], reader: Reader) -> ChatAsk:
+    """The ask that every route makes of a conversation. Raises RequestError."""
     r = request
-    tools, choice = reader.tools(r)
+    tools, choice = reader.tools(r, items)
+    messages = reader.messages(r.instructions, items)
     return ChatAsk(
-        messages=reader.messages(r.instructions, items),
+        messages=messages,
+        places=reader.places,
         tools=tools,
         tool_choice=choice,
         parallel_calls=r.parallel_tool_calls is not False,
+        whole_calls=reader.offers.whole,
         template_options=r.chat_template_kwargs or {},
         effort=r.reasoning.effort if r.reasoning is not None else None,
+        effort_field="reasoning.effort",
         adapter=served.adapter(r.model),
+        prompt_field="input",
+        dropped=r.dropped,
     )
 
 
@@ -408,6 +446,8 @@ def _shown_tool(tool: Tool) -> dict[str, Any]:
             "type": "mcp", "server_label": tool.server_label, "server_url": tool.server_url, "allowed_tools": allowed,
             "require_approval": tool.require_approval,
         }  # fmt: skip
+    if tool.type != "function":
+        return tool.model_dump(exclude_none=True)
     return {
         "type": "function", "name": tool.name, "description": tool.description, "parameters": tool.parameters,
         "strict": bool(tool.strict),
@@ -415,21 +455,8 @@ def _shown_tool(tool: Tool) -> dict[str, Any]:
 
 
 def _status(finish: Finish) -> str:
-    return {"length": "incomplete", "error": "failed"}.get(finish.reason, "completed")
+    return {"length": "incomplete", "abort": "incomplete", "error": "failed"}.get(finish.reason, "completed")
 
 
 def _error(error: ErrorInfo | None) -> dict[str, str] | None:
     return {"code": "server_error", "message": error.message} if error is not None else None
-
-
-def _usage(usages: Sequence[Usage]) -> dict[str, Any]:
-    """The sum of all turns."""
-    asked, said = sum(u.prompt_tokens for u in usages), sum(u.completion_tokens for u in usages)
-    cached = sum(u.cached_tokens for u in usages)
-    return {
-        "input_tokens": asked,
-        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-        "output_tokens": said,
-        "output_tokens_details": {"reasoning_tokens": sum(u.reasoning_tokens for u in usages)},
-        "total_tokens": asked + said,
-    }

@@ -13,16 +13,19 @@ from lmkit.api import ErrorInfo, InvalidParam
 from lmkit_http.dialect import Answer, Dialect, Exchange, Incoming, Served, UnsupportedField
 from lmkit_http.strict import parse
 
-from lmkit_dialect_responses.answer import Count, Respond
+from lmkit_dialect_responses.answer import Count, Respond, conversation_ask
 from lmkit_dialect_responses.background import Ask, Desk, Later
-from lmkit_dialect_responses.history import answered, listed
+from lmkit_dialect_responses.compact import Compact
+from lmkit_dialect_responses.conversation import Reader
+from lmkit_dialect_responses.history import answered, items_of, listed
 from lmkit_dialect_responses.replay import replayed
 from lmkit_dialect_responses.schema import CountRequest, ResponsesRequest
 from lmkit_dialect_responses.servers import Servers
 from lmkit_dialect_responses.store import Store, progress
 
 CREATE, COUNT = "POST /v1/responses", "POST /v1/responses/input_tokens"
-REQUESTS: Mapping[str, type[CountRequest]] = {CREATE: ResponsesRequest, COUNT: CountRequest}
+COMPACT = "POST /v1/responses/compact"
+REQUESTS: Mapping[str, type[CountRequest]] = {CREATE: ResponsesRequest, COUNT: CountRequest, COMPACT: CountRequest}
 ONE, DELETE = "GET /v1/responses/{id}", "DELETE /v1/responses/{id}"
 ITEMS, CANCEL = "GET /v1/responses/{id}/input_items", "POST /v1/responses/{id}/cancel"
 _PAGE, _MOST = 20, 100  # items of a list
@@ -56,6 +59,9 @@ class Responses(Dialect):
         request.check()
         if isinstance(request, ResponsesRequest):
             return self._respond(incoming, request, served)
+        if incoming.route == COMPACT:
+            items, _ = items_of(request, self._store, incoming.tenant)
+            return Compact(conversation_ask(request, served, items, Reader(request.dropped)), items, served)
         return Count(request, served, self._store, incoming.tenant, self._servers)
 
     def _respond(self, incoming: Incoming, request: ResponsesRequest, served: Served) -> Exchange | Answer:

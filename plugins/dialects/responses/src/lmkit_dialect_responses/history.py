@@ -27,8 +27,10 @@ _items: TypeAdapter[list[Item]] = TypeAdapter(Items)
 _KEPT = {
     "message": ("msg", ("role", "content")),
     "reasoning": ("rs", ("summary", "content", "encrypted_content")),
-    "function_call": ("fc", ("call_id", "name", "arguments")),
+    "function_call": ("fc", ("call_id", "namespace", "name", "arguments")),
     "function_call_output": ("fco", ("call_id", "output")),
+    "custom_tool_call": ("ctc", ("call_id", "namespace", "name", "input")),
+    "custom_tool_call_output": ("ctco", ("call_id", "output")),
     "mcp_call": ("mcp", ("server_label", "name", "arguments", "output", "error")),
     "mcp_list_tools": ("mcpl", ("server_label", "tools")),
 }
@@ -82,6 +84,8 @@ def as_items(found: list[dict[str, Any]]) -> list[Item]:
 
 def kept_item(item: Item) -> dict[str, Any]:
     """One of the request's own items as it is listed: with an id, and messages in parts."""
+    if item.kind not in _KEPT:
+        return {"id": f"item_{uuid4().hex}", **item.model_dump(exclude_none=True), "status": "completed"}
     prefix, names = _KEPT[item.kind]
     kept: dict[str, Any] = {"id": item.id or f"{prefix}_{uuid4().hex}", "type": item.kind, "status": "completed"}
     said = "output_text" if item.role == "assistant" else "input_text"

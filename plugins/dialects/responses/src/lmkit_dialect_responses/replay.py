@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-_DELTAS = {"function_call": "function_call_arguments", "mcp_call": "mcp_call_arguments"}
+_DELTAS = {"function_call": "function_call_arguments", "mcp_call": "mcp_call_arguments",
+           "custom_tool_call": "custom_tool_call_input"}  # fmt: skip
 Event = dict[str, Any]
 
 
@@ -22,7 +23,7 @@ def replayed(body: dict[str, Any], after: int = -1) -> bytes:
 
 
 def _events(body: dict[str, Any]) -> Iterator[Event]:
-    begun = {name: value for name, value in body.items() if name != "usage"}
+    begun = body | {"usage": None}
     begun |= {"status": "in_progress", "output": [], "completed_at": None, "incomplete_details": None, "error": None}
     yield {"type": "response.created", "response": begun}
     yield {"type": "response.in_progress", "response": begun}
@@ -33,7 +34,14 @@ def _events(body: dict[str, Any]) -> Iterator[Event]:
 
 def _of_item(item: dict[str, Any], place: Event) -> Iterator[Event]:
     kind, index = item["type"], place["output_index"]
-    empty: Event = {"arguments": "", "output": None, "error": None, "content": [], "tools": []}
+    empty: Event = {
+        "arguments": {} if kind == "tool_search_call" else "",
+        "input": "",
+        "output": None,
+        "error": None,
+        "content": [],
+        "tools": [],
+    }
     begun = {**item, **{name: value for name, value in empty.items() if name in item}}
     begun.pop("encrypted_content", None)
     if "status" in item:
@@ -41,6 +49,8 @@ def _of_item(item: dict[str, Any], place: Event) -> Iterator[Event]:
     yield {"type": "response.output_item.added", "output_index": index, "item": begun}
     if kind == "mcp_list_tools":
         yield from ({"type": f"response.{kind}.{what}", **place} for what in ("in_progress", "completed"))
+    elif kind == "tool_search_call":
+        pass
     elif kind in _DELTAS:
         yield from _of_call(item, place)
     else:
@@ -50,13 +60,15 @@ def _of_item(item: dict[str, Any], place: Event) -> Iterator[Event]:
 
 
 def _of_call(item: dict[str, Any], place: Event) -> Iterator[Event]:
-    kind, arguments = item["type"], item["arguments"]
+    kind = item["type"]
+    field = "input" if kind == "custom_tool_call" else "arguments"
+    text = item[field]
     if kind == "mcp_call":
         yield {"type": "response.mcp_call.in_progress", **place}
-    if arguments:
-        yield {"type": f"response.{_DELTAS[kind]}.delta", **place, "delta": arguments}
+    if text:
+        yield {"type": f"response.{_DELTAS[kind]}.delta", **place, "delta": text}
     named = {"name": item["name"]} if kind == "function_call" else {}
-    yield {"type": f"response.{_DELTAS[kind]}.done", **place, "arguments": arguments, **named}
+    yield {"type": f"response.{_DELTAS[kind]}.done", **place, field: text, **named}
     if kind == "mcp_call" and item["status"] != "incomplete":
         yield {"type": f"response.mcp_call.{item['status']}", **place}
 

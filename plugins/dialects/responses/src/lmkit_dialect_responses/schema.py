@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from lmkit.api import MAX_LOGPROBS, MAX_TOKENS, Grammar
+from lmkit.api import MAX_LOGPROBS, Grammar
 from lmkit_formats import closed
 from lmkit_http import strict
 from lmkit_http.dialect import UnsupportedField
@@ -16,39 +16,39 @@ from lmkit_http.strict import (
     NUMBER,
     Content,
     Echoed,
-    Hint,
     InvalidBody,
     Json,
     Label,
     Open,
+    OutputTokens,
+    Refused,
     Strict,
-    says_nothing,
 )
-from pydantic import Field, JsonValue
+from pydantic import BeforeValidator, Field, JsonValue
 
 MAX_PARTS = 4096
 
-# fields that change nothing here, with the values that do so elsewhere, too
-LABELS: Mapping[str, tuple[str, ...]] = {
+# fields that change nothing here, with the values that need not be mentioned
+DROPPABLE: Mapping[str, tuple[Any, ...]] = {
     "user": (), "safety_identifier": (), "prompt_cache_key": (), "service_tier": ("auto", "default"),
     "prompt_cache_retention": ("in_memory",), "prompt_cache_options": (),
 }  # fmt: skip
 
-HINTS: Mapping[str, Hint] = {
-    "background_options": Hint("leave it out, and ask for the answer by its id"),
-    "conversation": Hint("send previous_response_id, or the items themselves"),
-    "prompt": Hint("write the prompt into instructions and input"),
-    "context_management": Hint('send "truncation": "auto", or fewer items'),
-    "moderation": Hint("leave it out: nothing is moderated here"),
-    "image": Hint("leave it out: models here read text alone"),
-    "access_programs": Hint("leave it out"),
-    "messages": Hint("send input, or use /v1/chat/completions"),
-    "max_tokens": Hint("send max_output_tokens"),
-    "max_completion_tokens": Hint("send max_output_tokens"),
-    "response_format": Hint("send text.format"),
-    "reasoning_effort": Hint("send reasoning.effort"),
-    "n": Hint("send the request several times", (1,)),
-    "stop": Hint("use /v1/chat/completions: this API knows no stop texts"),
+REFUSED: Mapping[str, Refused] = {
+    "background_options": Refused("leave it out, and ask for the answer by its id"),
+    "conversation": Refused("send previous_response_id, or the items themselves"),
+    "prompt": Refused("write the prompt into instructions and input"),
+    "context_management": Refused('send "truncation": "auto", or fewer items'),
+    "moderation": Refused("leave it out: nothing is moderated here"),
+    "image": Refused("leave it out: models here read text alone"),
+    "access_programs": Refused("leave it out"),
+    "messages": Refused("send input, or use /v1/chat/completions"),
+    "max_tokens": Refused("send max_output_tokens"),
+    "max_completion_tokens": Refused("send max_output_tokens"),
+    "response_format": Refused("send text.format"),
+    "reasoning_effort": Refused("send reasoning.effort"),
+    "n": Refused("send the request several times", (1,)),
+    "stop": Refused("use /v1/chat/completions: this API knows no stop texts"),
 }
 
 
@@ -61,6 +61,14 @@ class Part(strict.Part):
 
 
 Parts = Annotated[list[Part], Field(fail_fast=True, max_length=MAX_PARTS)]
+
+
+Results = Annotated[list[Json], Field(fail_fast=True, max_length=MAX_PARTS)]  # of commands
+
+
+def _text(value: Any) -> Any:
+    """Arguments as a text, also where an item has them as an object; None: it has none."""
+    return None if value is None else strict.as_arguments(value)
 
 
 class Item(Echoed):
@@ -76,8 +84,13 @@ class Item(Echoed):
     encrypted_content: Content | None = None
     call_id: Label | None = None
     name: Annotated[str, Field(min_length=1, max_length=128)] | None = None
-    arguments: Content | None = None
-    output: Content | Parts | None = None
+    arguments: Annotated[Content | None, BeforeValidator(_text)] = None
+    namespace: Label | None = None
+    input: Content | None = None  # of a custom tool
+    execution: Label | None = None  # who searches for tools
+    action: Json | None = None  # of a shell
+    operation: Json | None = None  # on a file
+    output: Annotated[Content | Parts | Results | None, Field(union_mode="left_to_right")] = None
     # of what was done with an MCP server
     server_label: Label | None = None
     error: Content | Json | None = None
@@ -105,13 +118,17 @@ class Approval(Strict):
 
 
 class Tool(Echoed):
-    """A function, or the tools of an MCP server."""
+    """A function, a custom tool, a namespace of these, a search for tools, or the tools of an MCP server; any other
+    type is a tool that some service would run."""
 
     type: Annotated[str, Field(max_length=64)]
     name: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     description: Content | None = None
     parameters: Json | None = None
     strict: bool | None = None
+    format: Json | None = None  # of the input of a custom tool
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None  # of a namespace
+    execution: Label | None = None  # who searches for tools
     # of a server
     server_label: Label | None = None
     server_url: Annotated[str, Field(max_length=2048)] | None = None
@@ -133,6 +150,7 @@ class NamedTool(Echoed):
 
     type: Annotated[str, Field(max_length=64)]
     name: Annotated[str, Field(max_length=128)] | None = None
+    namespace: Label | None = None
     server_label: Label | None = None
     mode: Literal["auto", "required"] | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
@@ -160,13 +178,13 @@ class Text(Strict):
 
 
 class StreamOptions(Strict):
-    include_obfuscation: bool | None = None  # not done: answers are as long as what they say
+    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": ()}  # answers are not padded
 
 
 class CountRequest(Open):
     """What both routes read: a conversation."""
 
-    hints: ClassVar[Mapping[str, Hint]] = HINTS
+    refused: ClassVar[Mapping[str, Refused]] = REFUSED
     model: Annotated[str, Field(max_length=512)] | None = None
     input: Content | Items | None = None
     instructions: Content | None = None
@@ -187,9 +205,7 @@ class CountRequest(Open):
             if getattr(thought, name) not in (None, "auto", "standard") or (name == "summary" and thought.summary):
                 self.dropped.add(f"reasoning.{name}")
         if self.text is not None and self.text.verbosity not in (None, "medium"):
-            raise UnsupportedField(
-                "text.verbosity", "nothing here makes answers longer or shorter", fix="say it in the instructions"
-            )
+            self.dropped.add("text.verbosity")
 
     def items(self) -> list[Item]:
         """The input, of which a text is one message."""
@@ -211,10 +227,10 @@ class CountRequest(Open):
 
 
 class ResponsesRequest(CountRequest):
-    labels: ClassVar[Collection[str]] = frozenset(LABELS)
-    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), NUMBER] | None = None
+    droppable: ClassVar[Mapping[str, tuple[Any, ...]]] = DROPPABLE
+    max_output_tokens: OutputTokens | None = None
     temperature: Annotated[float, Field(ge=0, le=2), NUMBER] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1), NUMBER] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), NUMBER] | None = None
     include: Annotated[
         list[Literal[
@@ -239,7 +255,7 @@ class ResponsesRequest(CountRequest):
     service_tier: Label | None = None
     # extensions, named as in /v1/chat/completions
     seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1), NUMBER] | None = None
-    top_k: Annotated[int, Field(ge=0, le=1 << 31), NUMBER] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1 << 31), NUMBER] | None = None
     min_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = None
     priority: Annotated[int, Field(ge=-(1 << 31), le=1 << 31), NUMBER] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
@@ -249,12 +265,6 @@ class ResponsesRequest(CountRequest):
         super().check()
         if self.background:
             self._check_background()
-        for name, nothing in LABELS.items():
-            if not says_nothing(value := getattr(self, name)) and value not in nothing:
-                self.dropped.add(name)
-        options = self.stream_options
-        if options is not None and options.include_obfuscation:
-            self.dropped.add("stream_options.include_obfuscation")
 
     def _check_background(self) -> None:
         if self.stream:

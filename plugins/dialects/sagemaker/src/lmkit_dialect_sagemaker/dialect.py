@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ _ROUTES = (
     ({"messages"}, "POST /v1/chat/completions"),
     ({"prompt"}, "POST /v1/completions"),
     ({"query", "documents"}, "POST /v1/rerank"),
+    ({"query", "texts"}, "POST /rerank"),
     ({"queries", "documents"}, "POST /v1/score"),
     ({"text_1", "text_2"}, "POST /v1/score"),
     ({"input", "task"}, "POST /pooling"),
@@ -31,7 +33,7 @@ class SageMaker(Dialect):
             return Answer(b"")
         check_shape(incoming.body, MAX_IDS)
         try:
-            names = msgspec.json.decode(incoming.body, type=dict[str, msgspec.Raw]).keys()
+            names = msgspec.json.decode(incoming.body.removeprefix(BOM_UTF8), type=dict[str, msgspec.Raw]).keys()
         except msgspec.DecodeError:
             raise InvalidBody("the body is not a JSON object") from None
         return replace(incoming, route=_route(names, served))

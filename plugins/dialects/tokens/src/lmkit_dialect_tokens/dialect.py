@@ -13,7 +13,7 @@ from lmkit_dialect_openai.schema import ChatRequest, CompletionRequest, Sampling
 from lmkit_dialect_openai.wire import UsageBody, prompt_logprobs, usage_of
 from lmkit_http.dialect import Change, Dialect, Exchange, Incoming, Served, TextAsk, Turn, UnsupportedField
 from lmkit_http.logprobs import ContentLogprob, content_logprobs
-from lmkit_http.strict import parse, warnings_header
+from lmkit_http.strict import parse
 
 from lmkit_dialect_tokens.schema import GenerateRequest, sampling_params
 
@@ -54,10 +54,10 @@ class Generate(Exchange):
         self.streamed = bool(request.stream)
         options = request.stream_options
         self._with_usage = bool(options and options.include_usage)
-        self._each_usage = bool(options and options.continuous_usage_stats)
+        self._each_usage = bool(self._with_usage and options and options.continuous_usage_stats)
         self._num_sent = [0] * (params.n or 1)
         shown = self._shown if self._shown.isascii() and self._shown.isprintable() else self.id
-        self.headers = {"x-request-id": shown, **warnings_header(request.dropped)}
+        self.headers = {"x-request-id": shown}
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
         usage = usage_of([turn.stream.usage for turn in turns], len(turns))
@@ -100,9 +100,11 @@ def ask_of(request: GenerateRequest, served: Served) -> TextAsk:
         params=params,
         n=r.n or 1,
         adapter=served.adapter(request.model),
+        prompt_field="token_ids",
+        dropped=request.dropped,
         priority=request.priority or 0,
         salt=request.cache_salt,
-        include_stop=bool(r.include_stop_str_in_output),
+        include_stop=r.includes_stop,
         skip_special=r.skip_special_tokens is not False,
         grammar_field="sampling_params.structured_outputs",
     )
@@ -114,13 +116,13 @@ class RenderedChat(Chat):
     played = False
 
     def __init__(self, request: ChatRequest, served: Served) -> None:
-        if request.thinking_token_budget is not None:
+        if request.reasoning_budget is not None:
             raise UnsupportedField("thinking_token_budget", "token ids cannot say how long the model may think")
         super().__init__(request, served)
-        self._rendered = sampling_params(request)
+        self._rendered, self._streaming = sampling_params(request), _streaming(request)
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
-        return _encode(_rendered(self, turns[0], self._rendered, self._model))
+        return _encode(_rendered(self, turns[0], self._rendered, self._model, self._streaming))
 
 
 class RenderedCompletions(Completions):
@@ -133,13 +135,17 @@ class RenderedCompletions(Completions):
         if request.num_answers > self._n:
             raise UnsupportedField("best_of", "token ids cannot say which answers are the best", fix="send n")
         super().__init__(request, served)
-        self._rendered = sampling_params(request)
+        self._rendered, self._streaming = sampling_params(request), _streaming(request)
 
     def whole(self, turns: Sequence[Turn]) -> bytes:
-        return _encode([_rendered(self, turn, self._rendered, self._model) for turn in turns[:: self._n]])
+        return _encode(
+            [_rendered(self, turn, self._rendered, self._model, self._streaming) for turn in turns[:: self._n]]
+        )
 
 
-def _rendered(exchange: Exchange, turn: Turn, params: dict[str, Any], model: str) -> dict[str, Any]:
+def _rendered(
+    exchange: Exchange, turn: Turn, params: dict[str, Any], model: str, streaming: dict[str, Any]
+) -> dict[str, Any]:
     """Raises UnsupportedField for what token ids and sampling parameters alone cannot say."""
     if turn.request.params.grammar is not None:
         raise UnsupportedField(
@@ -149,8 +155,13 @@ def _rendered(exchange: Exchange, turn: Turn, params: dict[str, Any], model: str
     return {
         "request_id": f"{exchange.id}-{turn.index}", "model": model, "token_ids": turn.request.token_ids,
         "sampling_params": {**params, "max_tokens": turn.request.params.max_tokens},
-        "priority": exchange.ask.priority, "cache_salt": exchange.ask.salt,
+        "priority": exchange.ask.priority, "cache_salt": exchange.ask.salt, **streaming,
     }  # fmt: skip
+
+
+def _streaming(request: Sampling) -> dict[str, Any]:
+    """The stream options of a request, for the rendered one, which is streamed where it is sent."""
+    return request.model_dump(include={"stream", "stream_options"}, exclude_none=True) if request.stream else {}
 
 
 class Tokens(Dialect):
@@ -163,7 +174,7 @@ class Tokens(Dialect):
             request = parse(REQUESTS[GENERATE], incoming.body, served.max_values, served.lenient)
             request.model = request.model or None
             served.check_model(request.model)
-            request.check(served.lenient)
+            request.check()
             return Generate(request, served)
         if incoming.route == CHAT:
             return RenderedChat(_unplayed(ChatRequest, incoming, served), served)
@@ -176,6 +187,4 @@ def _unplayed(kind: Any, incoming: Incoming, served: Served) -> Any:
     request.model = request.model or None
     served.check_model(request.model)
     request.check()
-    if request.stream:
-        raise UnsupportedField("stream", "a rendered prompt is not streamed", fix="leave stream out")
     return request

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from lmkit.api import MAX_LOGPROBS
-from lmkit_dialect_openai.fields import HINTS
+from lmkit_dialect_openai.fields import REFUSED
 from lmkit_dialect_openai.schema import Sampling, StreamOptions
 from lmkit_http.dialect import UnsupportedField
-from lmkit_http.strict import MAX_IDS, NUMBER, Hint, Ids, Label, Open
+from lmkit_http.strict import MAX_IDS, NUMBER, Ids, Label, Open, Refused
 from pydantic import Field
 
 _ABOVE = (
@@ -20,9 +20,12 @@ _ABOVE = (
     "cache_salt",
     "request_id",
 )  # of the request
-_NO_PARAMS = (*_ABOVE, "truncate_prompt_tokens", "resume")  # fields of Sampling that say nothing of sampling
-_ELSEWHERE = Hint("leave it out: each server has a cache of its own")
-_BY_CONTENT = Hint("leave it out: engines find blocks of each other by what is in them (--kv-connector)")
+# fields of Sampling that are no sampling parameters
+_NO_PARAMS = {name: Refused(f"send {name} beside sampling_params", unless_empty=False) for name in _ABOVE} | {
+    name: Refused("leave it out", unless_empty=False) for name in ("truncate_prompt_tokens", "resume")
+}
+_ELSEWHERE = Refused("leave it out: each server has a cache of its own")
+_BY_CONTENT = Refused("leave it out: engines find blocks of each other by what is in them (--kv-connector)")
 # what sampling parameters say in a rendered prompt: not what is said above them, nor what only a prompt can mean
 _RENDERED = frozenset(Sampling.model_fields) - {*_ABOVE, "user", "session_id", "truncate_prompt_tokens",
     "truncation_side", "return_token_ids", "return_tokens_as_token_ids", "response_format", "structured_outputs",
@@ -30,29 +33,25 @@ _RENDERED = frozenset(Sampling.model_fields) - {*_ABOVE, "user", "session_id", "
 
 
 class Params(Sampling):
-    hints: ClassVar[Mapping[str, Hint]] = {
-        **HINTS,
-        "detokenize": Hint("leave it out: answers are token ids", (True,)),
-        "output_kind": Hint("send stream"), "skip_clone": Hint("leave it out"),
-        "flat_logprobs": Hint("leave it out"), "extra_args": Hint("send vllm_xargs"),
-        "prompt_logprob_start": Hint("leave it out: all of the prompt is scored", (0,)),
+    refused: ClassVar[Mapping[str, Refused]] = {
+        **REFUSED, **_NO_PARAMS,
+        "detokenize": Refused("leave it out: answers are token ids", (True,)),
+        "output_kind": Refused("send stream"), "skip_clone": Refused("leave it out"),
+        "flat_logprobs": Refused("leave it out"), "extra_args": Refused("send vllm_xargs"),
+        "prompt_logprob_start": Refused("leave it out: all of the prompt is scored", (0,)),
     }  # fmt: skip
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), NUMBER] | None = None
-
-    @classmethod
-    def states(cls) -> dict[str, str]:
-        return super().states() | dict.fromkeys(_NO_PARAMS, "refused")
 
 
 class GenerateRequest(Open):
     max_values: ClassVar[int] = MAX_IDS
-    hints: ClassVar[Mapping[str, Hint]] = {
+    refused: ClassVar[Mapping[str, Refused]] = {
         "kv_transfer_params": _BY_CONTENT, "ec_transfer_params": _ELSEWHERE,
-        "features": Hint("leave it out: models here read text alone"),
-        "content_parts": Hint("leave it out: models here read text alone"),
-        "token_offsets": Hint("leave it out"), "reasoning_ended": Hint("leave it out: nothing is parsed here"),
-        "reasoning_parser_kwargs": Hint("leave it out: nothing is parsed here"),
-        "return_token_ids": Hint("leave it out: answers are token ids", (True,)),
+        "features": Refused("leave it out: models here read text alone"),
+        "content_parts": Refused("leave it out: models here read text alone"),
+        "token_offsets": Refused("leave it out"), "reasoning_ended": Refused("leave it out: nothing is parsed here"),
+        "reasoning_parser_kwargs": Refused("leave it out: nothing is parsed here"),
+        "return_token_ids": Refused("leave it out: answers are token ids", (True,)),
     }  # fmt: skip
     token_ids: Ids
     sampling_params: Params
@@ -64,14 +63,9 @@ class GenerateRequest(Open):
     priority: Annotated[int, Field(ge=-(1 << 31), le=1 << 31), NUMBER] | None = None
     output_mode: Literal["tokens"] | None = None
 
-    def check(self, lenient: bool) -> None:
+    def check(self) -> None:
         """What the types cannot say. Raises RequestError."""
         params = self.sampling_params
-        params.close(lenient, "sampling_params")
-        for name in _NO_PARAMS:
-            if getattr(params, name) is not None:
-                fix = f"send {name} beside sampling_params" if name in _ABOVE else "leave it out"
-                raise UnsupportedField(f"sampling_params.{name}", f"{name} is no sampling parameter", fix=fix)
         params.check()
         if params.prompt_logprobs is not None and self.stream:
             raise UnsupportedField("sampling_params.prompt_logprobs", "prompt_logprobs is not available with stream")

@@ -20,7 +20,7 @@ from select import POLLIN, poll
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from lmkit.api import LmkitError, Reply, StepResult, info_of
+from lmkit.api import Choice, LmkitError, Reply, StepResult, blame, info_of
 
 from lmkit_multiproc.messages import (
     Answered,
@@ -57,7 +57,8 @@ class Rank:
         self.rank, self._orders = rank, orders
         self._worker: Worker | None = None
         self._first = 0  # of those that have the head
-        self._failed: dict[int, Exception] = {}  # step -> what its forward pass raised
+        self._choices: tuple[Choice, ...] = ()  # the plugins that errors may come from
+        self._failed: dict[int, BaseException] = {}  # step -> what its forward pass raised
         self._unread: deque[Unread] = deque()
         self._watch: Watch | None = None  # once a device was not done at once
 
@@ -71,7 +72,7 @@ class Rank:
                 return
             try:
                 report = self.follow(order)
-            except Exception as e:
+            except BaseException as e:  # a plugin may raise SystemExit, too
                 step = order.step if isinstance(order, Sample) else None
                 report = self._raised(e, order, step, step is not None and self._failed.pop(step, None) is e)
             if report is not None:
@@ -90,7 +91,7 @@ class Rank:
             case Forward(plan):
                 try:
                     worker.forward(plan)
-                except Exception as e:
+                except BaseException as e:
                     self._failed[plan.step] = e
                 return None
             case Sample(step, masks):
@@ -123,20 +124,22 @@ class Rank:
             unread = self._unread.popleft()
             try:
                 result: StepResult = unread.read()
-            except Exception as e:
+            except BaseException as e:
                 self._send(self._raised(e, unread, unread.result.step))
             else:
                 if self.rank == self._first:
                     self._send(Sampled(result))
 
-    def _raised(self, e: Exception, at: object, step: int | None, early: bool = False) -> Raised:
+    def _raised(self, e: BaseException, at: object, step: int | None, early: bool = False) -> Raised:
         if not isinstance(e, LmkitError):
             log.error("rank %d: %s", self.rank, type(at).__name__, exc_info=e)
-        return Raised(info_of(e), step, early)
+        loading = isinstance(at, Load)
+        return Raised(info_of(blame(e, self._choices, in_full=loading)), step, early)
 
     def _load(self, order: Load) -> Loaded:
         from lmkit_worker.worker import Worker
 
+        self._choices = order.resolved.all_choices()
         progress = self._progress if self.rank == 0 else None
         worker = Worker(order.config, order.resolved, order.checkpoint, progress, rank=self.rank, places=order.places)
         self._first = first_with_head(order.config)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import ray
-from lmkit.api import Checkpoint, ConfigError, EngineError, ResolvedPlan, load_target
+from lmkit.api import Checkpoint, ConfigError, EngineError, ResolvedPlan, make_target
 from lmkit_multiproc.executor import RanksExecutor
 from lmkit_multiproc.messages import Load, encode
 from lmkit_worker.chosen import choice_of
@@ -103,7 +103,7 @@ class RayExecutor(RanksExecutor):
     def _begin(self, until_loaded: ExitStack) -> tuple[str, ...]:
         self._connected = connect(self._options.address, self.size * self._threads)
         self._group = self._room()
-        platform: Platform = load_target(choice := choice_of(self._resolved, "platform"))(**choice.options)
+        platform: Platform = make_target(choice_of(self._resolved, "platform"))
         actor = ray.remote(RankActor)
         for rank in range(self.size):
             place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)

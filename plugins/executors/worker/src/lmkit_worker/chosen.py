@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmkit.api import Choice, PluginError, ResolvedPlan, load_target
+from lmkit.api import Choice, PluginError, ResolvedPlan, make_target
 
 
 def choice_of(resolved: ResolvedPlan, kind: str) -> Choice:
@@ -15,6 +15,6 @@ def choice_of(resolved: ResolvedPlan, kind: str) -> Choice:
     return choice
 
 
-def make(choice: Choice) -> Any:
-    """An instance of the chosen implementation, with its options."""
-    return load_target(choice)(**choice.options)
+def make(choice: Choice, *args: Any) -> Any:
+    """An instance of the chosen implementation, with its options. Raises PluginError, which names the plugin."""
+    return make_target(choice, *args)

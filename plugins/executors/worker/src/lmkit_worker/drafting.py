@@ -57,11 +57,11 @@ class Texts:
         """Contract: Source."""
         if not asked:
             return []
+        found = self.proposer.propose([self._rows.row_tokens(step.slots[row]) for row in asked], most)
         try:
-            found = self.proposer.propose([self._rows.row_tokens(step.slots[row]) for row in asked], most)
             return [[int(token) for token in guess] for _, guess in zip(asked, found, strict=True)]
         except Exception as e:
-            raise PluginError(f"proposer {self.name}: {type(e).__name__}: {str(e)[:200]}") from e
+            raise PluginError(f"{self.name}: propose gave {found!r:.80}, no list of token ids for each text") from e
 
     def rest(self) -> None:
         """Nothing is kept of steps."""

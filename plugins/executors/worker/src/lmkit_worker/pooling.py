@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from lmkit.api import GrammarMasks, NewRow, Pooled, PoolerInfo, PoolingParams, StepResult
+from lmkit.api import GrammarMasks, NewRow, Pooled, PoolerInfo, PoolingParams, Reduction, StepResult
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Partial:
-    """What is known of a row so far: hidden states to keep (one, or one per token), or their sum or maximum."""
+    """The state of a row so far: hidden states of all tokens, or by reduction a state, sum or maximum [1, D]."""
 
     params: PoolingParams
-    kept: list[Tensor] = field(default_factory=list)
-    merged: Tensor | None = None
+    tokens: list[Tensor] = field(default_factory=list)
+    reduced: dict[str, Tensor] = field(default_factory=dict)
 
 
 class RowPooler:
@@ -61,7 +61,7 @@ class RowPooler:
     ) -> tuple[Callable[[], None], None]:
         """The vectors of the rows whose prompt ends in this step. hidden [T, D]."""
         done: list[tuple[int, PoolingParams]] = []  # row of the plan
-        reduced: list[Tensor] = []  # [1, D], or [N, D] for token tasks
+        reduced: list[Tensor] = []  # [number of reductions, D], or [N, D] for token tasks
         first = 0
         for row, work in enumerate(step.plan.rows):
             slot, states = int(step.slots[row]), hidden[first : first + work.num_tokens]
@@ -74,9 +74,15 @@ class RowPooler:
         if not done:
             return lambda: None, None
         vectors = self.model.logits(torch.cat(reduced))  # the head runs once for all rows
+        parts = vectors.split([len(r) for r in reduced])
+        joined = [
+            part if params.task.startswith("token_") else part.reshape(1, -1)
+            for (_, params), part in zip(done, parts, strict=True)
+        ]
+        vectors = torch.cat(joined)
         if self.dense is not None:
             vectors = self.dense(vectors)
-        parts = vectors.float().split([len(r) for r in reduced])
+        parts = vectors.float().split([len(part) for part in joined])
         found = [
             (row, params, self._finished(part, params).to("cpu", non_blocking=True))
             for (row, params), part in zip(done, parts, strict=True)
@@ -96,24 +102,37 @@ class RowPooler:
     def _take(self, partial: _Partial, states: Tensor, start: int) -> None:
         """Adds the hidden states [n, D] of positions from `start` on."""
         if partial.params.task.startswith("token_"):
-            partial.kept.append(states)
+            partial.tokens.append(states)
             return
-        match self.info.reduce:
-            case "cls":
-                partial.kept += [states[:1]] if start == 0 else []
-            case "last":
-                partial.kept = [states[-1:]]
-            case "mean":
-                total = states.float().sum(0, keepdim=True)
-                partial.merged = total if partial.merged is None else partial.merged + total
-            case "max":
-                top = states.amax(0, keepdim=True)
-                partial.merged = top if partial.merged is None else torch.maximum(partial.merged, top)
+        for reduction in self.info.reductions:
+            before = partial.reduced.get(reduction)
+            match reduction:
+                case "cls":
+                    now = states[:1] if before is None else before
+                case "last":
+                    now = states[-1:]
+                case "max":
+                    top = states.amax(0, keepdim=True)
+                    now = top if before is None else torch.maximum(before, top)
+                case _:
+                    total = self._weighted(reduction, states, start).sum(0, keepdim=True)
+                    now = total if before is None else before + total
+            partial.reduced[reduction] = now
+
+    @staticmethod
+    def _weighted(reduction: Reduction, states: Tensor, start: int) -> Tensor:
+        """float32; positions count from 1."""
+        if reduction != "weighted_mean":
+            return states.float()
+        weights = torch.arange(start + 1, start + len(states) + 1, device=states.device)
+        return states.float() * weights[:, None]
 
     def _reduced(self, partial: _Partial, length: int) -> Tensor:
-        if partial.merged is None:
-            return torch.cat(partial.kept)
-        return partial.merged / length if self.info.reduce == "mean" else partial.merged
+        if partial.tokens:
+            return torch.cat(partial.tokens)
+        over = {"mean": length, "mean_sqrt": length**0.5, "weighted_mean": length * (length + 1) / 2}
+        states = [partial.reduced[reduction] / over.get(reduction, 1) for reduction in self.info.reductions]
+        return torch.cat([state.float() for state in states])
 
     def _finished(self, values: Tensor, params: PoolingParams) -> Tensor:
         """[N, size] float32: cut, scaled or activated."""

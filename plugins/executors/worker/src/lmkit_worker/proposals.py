@@ -94,9 +94,9 @@ class Proposals:
         for i, limit, guess in zip(asked, most, guesses, strict=True):
             result.drafts[rows[i]] = drafts = guess[:limit]
             if result.parents and (why := check(guess, result.parents[rows[i]])):
-                raise PluginError(f"{self.source.name} guessed no tree: {why}")
+                raise PluginError(f"{self.source.name}: propose gave no tree: {why}")
             if not all(0 <= token < self._vocab_size for token in drafts):
-                raise PluginError(f"{self.source.name} guessed {drafts}: one is no token")
+                raise PluginError(f"{self.source.name}: propose gave {drafts}: one is no token")
 
     def _rest(self, hopeless: bool, found: bool) -> None:
         """How many steps nobody is asked in from now on."""

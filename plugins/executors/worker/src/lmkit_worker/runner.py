@@ -111,9 +111,9 @@ class Runner:
         self, loaded: LoadedModel, kv: KVConfig, limits: StepLimits, backends: Sequence[AttentionBackend],
         platform: Platform, device: torch.device, *, eos_token_ids: Sequence[int] = (), max_drafts: int = 0,
         seed: int = 0, processors: Mapping[str, LogitsProcessor] | None = None,
-        proposer: Proposer | DraftProposer | None = None, debug_kv: bool = False,
+        proposer: Proposer | DraftProposer | None = None, proposer_owner: str = "", debug_kv: bool = False,
     ) -> None:  # fmt: skip
-        """`backends`: one per KV group of attention layers.
+        """`backends`: one per KV group of attention layers. `proposer_owner`: how errors name the proposer's plugin.
 
         `debug_kv` fills fresh blocks with NaN: reading what nobody wrote shows.
         """
@@ -140,6 +140,8 @@ class Runner:
             source = (
                 self._source(loaded, proposer, platform.graphs(limits), max_drafts) if proposer is not None else None
             )
+            if source is not None and proposer_owner:
+                source.name = proposer_owner
             proposals = Proposals(source, self.rows, max_drafts, vocab_size) if source is not None else None
             move = Mover(self.rows, self.blocks, needs, backends)
             self.argmax = sampler.rows.argmax

@@ -44,7 +44,7 @@ from lmkit.api import (
     WorkAhead,
     WorkerFacts,
     describe_model,
-    load_target,
+    owner_of,
 )
 from lmkit.checkpoint import stamp_of
 from lmkit_layers.adapters import HEAD, Adapter
@@ -54,8 +54,9 @@ from lmkit_worker.carry import carry
 from lmkit_worker.chosen import choice_of, make
 from lmkit_worker.compiles import Compiles
 from lmkit_worker.loaded import LoadedModel
-from lmkit_worker.loading.adapter import AdapterFiles, BaseModel, open_adapter
+from lmkit_worker.loading.adapter import AdapterFiles, open_adapter
 from lmkit_worker.loading.adapter_files import digest
+from lmkit_worker.loading.adapter_places import BaseModel
 from lmkit_worker.loading.convert import architecture_of
 from lmkit_worker.loading.load import load_model
 from lmkit_worker.loading.rules import Rules
@@ -205,7 +206,7 @@ class Worker:
         choice = self.resolved.choice("proposer")
         if choice is None or loaded.draft is None:
             return None if choice is None else make(choice)
-        return load_target(choice)(loaded.draft.model, loaded.model, **choice.options)
+        return make(choice, loaded.draft.model, loaded.model)
 
     def configure_kv(self, kv: KVConfig, limits: SchedLimits) -> None:
         self._configured = kv, limits
@@ -234,6 +235,7 @@ class Worker:
             seed=self.config.model.seed, debug_kv=self.debug_kv,
             processors={c.name: make(c) for c in self.resolved.choices if c.kind == "logits_processor"},
             proposer=self._proposer(self.loaded),
+            proposer_owner="" if (choice := self.resolved.choice("proposer")) is None else owner_of(choice),
         )  # fmt: skip
 
     def forward(self, plan: StepPlan) -> None:
@@ -445,5 +447,6 @@ def free_memory() -> None:
 def base_model(resolved: ResolvedPlan, checkpoint: Checkpoint, info: ModelInfo) -> BaseModel:
     """What adapters need to know of the model that they are for."""
     loader = make(choice_of(resolved, "loader"))
-    entries = {entry.name: entry for entry in loader.tensors(checkpoint)}
-    return BaseModel(Rules(architecture_of(resolved).weights(info)), loader, entries)
+    rules = Rules(architecture_of(resolved).weights(info))
+    entries = {rules.named(entry.name): entry for entry in loader.tensors(checkpoint)}
+    return BaseModel(rules, loader, entries)

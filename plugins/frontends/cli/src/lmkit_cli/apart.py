@@ -22,7 +22,7 @@ from importlib import import_module
 from typing import Any
 
 import msgspec
-from lmkit.api import DeviceInfo, DoctorCheck, PlatformSpec, Unavailable
+from lmkit.api import DeviceInfo, DialectSpec, DoctorCheck, PlatformSpec, Unavailable
 from lmkit.kinds import KINDS
 from lmkit.plugins.refs import load_ref
 
@@ -44,22 +44,27 @@ class Report(msgspec.Struct, frozen=True):
     ended: str = ""  # how its process ended, where it did not go on: "has not ended after 30 s"
     problem: str = ""  # what a check of its own found
     level: str = "error"  # of the problem
+    routes: list[str] = []  # "POST /path" of a dialect
+    mark: str | None = None  # the header by which requests are that dialect's
 
 
-def examine_apart(modules: Sequence[str], limit: float) -> list[Report]:
-    """What `modules` do; each of their steps may take `limit` seconds. None of them is imported here."""
+def examine_apart(modules: Sequence[str], limit: float, *, dialects: bool = False) -> list[Report]:
+    """Findings about the imports of `modules`, of which each step may take `limit` seconds. No module is imported here.
+
+    With `dialects` these are imported, to learn their routes.
+    """
     if not modules:
         return []
     environment = os.environ | {"PYTHONPATH": ":".join(p for p in sys.path if p)}
     with subprocess.Popen(
-        [sys.executable, "-m", "lmkit_cli.apart", str(limit), *modules],
+        [sys.executable, "-m", "lmkit_cli.apart", str(limit), str(int(dialects)), *modules],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
     ) as process:  # fmt: skip
         assert process.stdout is not None
         return [msgspec.json.decode(line, type=Report) for line in process.stdout]
 
 
-def main(limit: float, modules: Sequence[str]) -> None:
+def main(limit: float, dialects: bool, modules: Sequence[str]) -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # what plugins print is no report
     before = set(sys.modules)
@@ -72,7 +77,7 @@ def main(limit: float, modules: Sequence[str]) -> None:
                 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             os.close(reader)
             try:
-                _examine(module, before, writer)
+                _examine(module, before, writer, dialects)
             finally:
                 os._exit(0)
         os.close(writer)
@@ -124,7 +129,7 @@ def _end(pid: int) -> None:
         pass
 
 
-def _examine(module: str, before: set[str], writer: int) -> None:
+def _examine(module: str, before: set[str], writer: int, dialects: bool) -> None:
     """In the child: one report for each step, with what comes next said ahead of it."""
 
     def say(report: Any) -> None:
@@ -158,6 +163,11 @@ def _examine(module: str, before: set[str], writer: int) -> None:
             elif isinstance(item, DoctorCheck):
                 say({"next": f"the check {item.name}"})
                 _check(module, item, say)
+            elif isinstance(item, DialectSpec) and dialects:
+                doing = f"the routes of {item.name}"
+                target = step(doing, lambda item=item: load_ref(item.target, item.name))  # type: ignore[misc]
+                if target is not None:
+                    step(doing, lambda doing=doing, target=target: say(_routes(module, doing, target)))  # type: ignore[misc]
             elif hook == CHECKS:
                 say(Report(module, hook, problem=f"{hook} gave {item!r:.80}, no DoctorCheck"))
     say({"next": None})
@@ -178,6 +188,10 @@ def _probed(spec: PlatformSpec) -> None:
         raise TypeError(f"{spec.probe} gave {found!r:.80}, neither devices nor Unavailable")
 
 
+def _routes(module: str, doing: str, target: Any) -> Report:
+    return Report(module, doing, routes=[*target.routes, *target.light_routes], mark=target.mark)
+
+
 def _check(module: str, check: DoctorCheck, say: Callable[[Any], object]) -> None:
     try:
         problem = load_ref(check.target, module)()
@@ -188,4 +202,4 @@ def _check(module: str, check: DoctorCheck, say: Callable[[Any], object]) -> Non
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), sys.argv[2:])
+    main(float(sys.argv[1]), bool(int(sys.argv[2])), sys.argv[3:])

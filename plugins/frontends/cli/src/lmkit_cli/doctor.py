@@ -9,9 +9,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import metadata
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from lmkit import __version__
@@ -21,26 +21,25 @@ from lmkit.plugins.catalog import install
 from rich.console import Console
 from rich.table import Table
 
-Level = Literal["ok", "warn", "fail"]
+from lmkit_cli.findings import Finding, Level
+
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "fastapi", "uvicorn", "uvloop")
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report."""
-
-    area: str
-    level: Level
-    text: str
-    fix: str = ""
-
-
 def command(
     as_json: Annotated[bool, typer.Option("--json", help="the same as data")] = False,
+    security: Annotated[
+        bool, typer.Option("--security", help="what is open instead: addresses, keys, files, plugins that answer")
+    ] = False,
 ) -> None:
     """Check this installation: versions, environment, devices, memory, plugins. Exit status 1 when something fails."""
-    findings = list(examine())
+    if security:
+        from lmkit_cli import exposure
+
+        findings = list(exposure.examine())
+    else:
+        findings = list(examine())
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:

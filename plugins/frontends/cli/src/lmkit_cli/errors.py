@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import traceback
 from typing import Any
 
@@ -16,6 +17,17 @@ from lmkit_cli.hints import flag_hint
 UsageError: Any = typer.BadParameter.__mro__[2]  # click's base of all errors that are shown to the user
 Abort = typer.Abort
 MAX_REFUSED = 12
+_MORE_MEMORY = "free some, choose a smaller model, --kv-memory or --max-length, or raise the container's limit"
+_SHORTAGES = {
+    errno.EMFILE: (
+        "this process may open no more files",
+        "raise the limit: ulimit -n 4096, or LimitNOFILE= of systemd",
+    ),
+    errno.ENFILE: ("this machine can open no more files", "end processes that hold many, or raise fs.file-max"),
+    errno.ENOSPC: ("there is no space left on a disk", "free some: checkpoints, TMPDIR and /dev/shm (see df -h)"),
+    errno.EDQUOT: ("the disk quota is used up", "free some space, or choose folders on another disk"),
+    errno.ENOMEM: ("there is no memory left", _MORE_MEMORY),
+}
 
 
 def show(error: LmkitError) -> int:
@@ -48,11 +60,31 @@ def known_flags(context: Any) -> list[str]:
 
 
 def show_bug(error: Exception) -> int:
-    """An error nobody foresaw: ours."""
+    """An error nobody foresaw: ours, unless the system had nothing left to give."""
+    if (found := shortage(error)) is not None:
+        message, fix = found
+        _screen(error, message, fix, "resources")
+        return 1
     _screen(
         error, f"{type(error).__name__}: {error}", "set LMKIT_DEBUG=1 for the stack trace, and report this", "internal"
     )
     return 1
+
+
+def shortage(error: BaseException) -> tuple[str, str] | None:
+    """The resource that the system ran out of, and what to do, where that caused an error; None: it did not."""
+    seen: set[int] = set()
+    chain: BaseException | None = error
+    while chain is not None and id(chain) not in seen:
+        seen.add(id(chain))
+        if isinstance(chain, MemoryError):
+            return "there is no memory left", _MORE_MEMORY
+        if isinstance(chain, RuntimeError) and "can't start new thread" in str(chain):
+            return "no thread can be started", "raise the limits of processes: ulimit -u, or the container's pids limit"
+        if isinstance(chain, OSError) and chain.errno in _SHORTAGES:
+            return _SHORTAGES[chain.errno]
+        chain = chain.__cause__ or chain.__context__
+    return None
 
 
 def _screen(error: Exception, cause: str, fix: str, code: str, details: list[str] | None = None) -> None:

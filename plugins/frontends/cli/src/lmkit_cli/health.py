@@ -18,13 +18,14 @@ import msgspec
 import pluggy
 from lmkit.api import PluginError
 from lmkit.config.environment import plugin_seconds
-from lmkit.kinds import BY_NAME
+from lmkit.kinds import BY_NAME, EXTENSION
 from lmkit.plugins.catalog import CORE_DIST
 from lmkit.plugins.host import Entry, PluginHost
 from lmkit.plugins.options import options_type
 from lmkit.plugins.refs import load_ref
 from lmkit.plugins.stages import requirements
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from lmkit_cli.apart import CHECKS, IMPORTING, Report, examine_apart
 
@@ -50,8 +51,11 @@ class Finding(msgspec.Struct, frozen=True):
 
 def examine(host: PluginHost, *, imports: bool = False) -> list[Finding]:
     """All findings, worst first. With `imports`, `target`, `check` and `options` are imported too (may load torch)."""
-    findings = [Finding("warning", "switch", "plugins", text) for text in host.warnings]
-    reports = examine_apart(sorted({e.module for e in host.entries() if e.state == "ok"}), plugin_seconds())
+    host.scan()
+    findings = [Finding("warning", "table", "plugins", text) for text in host.warnings if not _is_conflict(text, host)]
+    third_party_dialects = any(e.kind == "dialect" and e.state == "ok" and not e.official for e in host.entries())
+    modules = sorted({e.module for e in host.entries() if e.state == "ok"})
+    reports = examine_apart(modules, plugin_seconds(), dialects=third_party_dialects)
     ended = {r.module: r for r in reports if r.ended}  # not to be imported here
     costs = {r.module: r for r in reports if r.doing == IMPORTING}
     for entry in host.entries():
@@ -68,9 +72,15 @@ def examine(host: PluginHost, *, imports: bool = False) -> list[Finding]:
         findings += _dist(dist, host)
     findings += _shared_files(host)
     findings += _own_checks(reports, host)
+    findings += _routes(reports, host)
     findings += _commands()
     order = {"error": 0, "warning": 1, "info": 2}
     return sorted(dict.fromkeys(findings), key=lambda f: (order[f.level], f.subject, f.code))
+
+
+def _is_conflict(text: str, host: PluginHost) -> bool:
+    """Whether a warning is about a name of several dists, of which each has a finding of its own."""
+    return any(e.state == "ambiguous" and text.startswith(f"{e.key} is a name of") for e in host.entries())
 
 
 def _state(entry: Entry, host: PluginHost) -> Iterator[Finding]:
@@ -78,9 +88,13 @@ def _state(entry: Entry, host: PluginHost) -> Iterator[Finding]:
         host.open(entry)
     if entry.state == "ok" or entry.reason is None:
         return
-    level: Level = {"disabled": "info", "shadowed": "warning"}.get(entry.state, "error")  # type: ignore[assignment]
+    settled = entry.state == "ambiguous" and any(e.state == "ok" for e in host.entries(entry.kind, entry.name))
+    levels: dict[str, Level] = {"disabled": "info", "shadowed": "warning"}
+    level: Level = "warning" if settled else levels.get(entry.state, "error")
     reason = entry.reason
-    text = f"{entry.state}: needs {reason.needed}, has {reason.offered}"
+    text = f"needs {reason.needed}, has {reason.offered}"
+    if entry.state != reason.code:
+        text = f"{entry.state}: {text}"
     fix = _fix(entry.module, entry.trace, host) if entry.state == "broken" else reason.fix
     yield Finding(level, reason.code if entry.state != "shadowed" else "shadowed", entry.key, text, fix)
 
@@ -88,6 +102,16 @@ def _state(entry: Entry, host: PluginHost) -> Iterator[Finding]:
 def _loaded(entry: Entry, host: PluginHost, imports: bool) -> Iterator[Finding]:
     for text in entry.warnings:
         yield Finding("warning", "unknown-hook", entry.key, text, "check the spelling, or upgrade lmkit-core")
+    if printed := host.printed(entry.module):
+        text = f"prints when it is imported or registers ({printed.strip()!r:.60}): standard output is the command's"
+        yield Finding("error", "prints", entry.key, text, "use logging, or print to sys.stderr when it is used")
+    for hook, group in host.uncalled_hooks(entry):
+        text = f"implements {hook}, which is never called: {entry.module} has no entry point of the group {group}"
+        fix = f'add to its pyproject.toml: [project.entry-points."{group}"] {entry.name} = "{entry.module}"'
+        yield Finding("error", "uncalled-hook", entry.key, text, fix)
+    if entry.kind == EXTENSION and not host.get_hookcallers(host.get_plugin(entry.module)):
+        text = f"{entry.module} implements no hook, so it does nothing"
+        yield Finding("warning", "no-hook", entry.key, text, "mark its hooks with @hookimpl (of lmkit.api)")
     for text in private_imports(entry.module):
         yield Finding("error", "private-import", entry.key, text, f"import from {', '.join(PUBLIC)} only")
     spec = entry.spec
@@ -149,12 +173,22 @@ def _dist(dist: str, host: PluginHost) -> Iterator[Finding]:
     if not any(ranges):
         text = f"states no range of {CORE_DIST}"
         yield Finding("warning", "no-core-range", dist, text, f'add "{CORE_DIST}>=0.1,<0.3" to its dependencies')
+    specs = [e.spec for e in host.entries() if e.dist == dist and e.spec is not None]
+    reported = {canonicalize_name(Requirement(text).name) for spec in specs for text in spec.requires}
     for text in found.requires or ():
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
             yield Finding("warning", "bad-requirement", dist, f"{text!r} is not a requirement", "fix its metadata")
             continue
+        name = canonicalize_name(requirement.name)
+        needed = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        version = host.installed_version(name)
+        missing = version is None or not requirement.specifier.contains(version, prereleases=True)
+        if needed and missing and name not in reported and name != CORE_DIST:
+            here = "not installed" if version is None else f"here in version {version}"
+            said = f"requires {text}, which is {here}"
+            yield Finding("warning", "dependency", dist, said, f'pip install "{requirement}"')
         if requirement.name in PINNED and any(s.operator in ("==", "===") for s in requirement.specifier):
             yield Finding(
                 "warning", "exact-pin", dist, f"pins {text}", "use a floor (>=): a pin replaces working builds"
@@ -196,12 +230,38 @@ def _own_checks(reports: Iterable[Report], host: PluginHost) -> Iterator[Finding
         elif r.problem:
             level: Level = "warning" if r.level == "warning" else "error"
             yield Finding(level, f"{r.module.split('.')[0]}.{name}", r.module, r.problem)
-        elif r.trace and (what in ("the probe of", "the check") or r.doing == CHECKS):
-            subject = f"platform:{name}" if what == "the probe of" else r.module
+        elif r.trace and (what in ("the probe of", "the check", "the routes of") or r.doing == CHECKS):
+            subject = {"the probe of": f"platform:{name}", "the routes of": f"dialect:{name}"}.get(what, r.module)
             code = f"{r.module.split('.')[0]}.{name}" if what == "the check" else "broken"
             yield Finding(
                 "error", code, subject, f"{r.doing} raised {last_line(r.trace)}", _fix(r.module, r.trace, host)
             )
+
+
+def _routes(reports: Sequence[Report], host: PluginHost) -> Iterator[Finding]:
+    """Routes of third-party dialects that somebody else answers."""
+    spoken = [r for r in reports if r.routes]
+    if not spoken:
+        return
+    from lmkit_http.dialects import server_routes, taken_by  # whoever has routes has imported it
+
+    official = {e.module for e in host.entries("dialect") if e.official}
+    taken = server_routes()
+    taken += [(route, r.mark, _dialect(r)) for r in spoken if r.module in official for route in r.routes]
+    first: dict[tuple[str, str | None], str] = {}  # route and mark of third-party dialects -> who
+    for r in (r for r in spoken if r.module not in official):
+        without = f"uninstall it, or start without it: LMKIT_PLUGINS_DISABLE={_dialect(r)}"
+        for route in r.routes:
+            if (owner := taken_by(route, r.mark, taken)) is not None:
+                text = f"wants {route}, which {owner} answers: it stays with lmkit's own"
+                yield Finding("error", "route-taken", _dialect(r), text, f"choose another path; or {without}")
+            elif (owner := first.setdefault((route, r.mark), _dialect(r))) != _dialect(r):
+                text = f"wants {route}, which {owner} answers too: the server does not start with both"
+                yield Finding("error", "route-taken", _dialect(r), text, without)
+
+
+def _dialect(report: Report) -> str:
+    return f"dialect:{report.doing.rpartition(' ')[2]}"
 
 
 def last_line(trace: str) -> str:

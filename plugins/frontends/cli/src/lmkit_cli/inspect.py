@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lmkit_cli.options import plugin_host, with_config
+from lmkit_cli.readiness import unready
 from lmkit_cli.settings import Sourced
 
 SHOWN = ("model", "platform", "attention", "quantization", "op", "loader", "tool_parser", "reasoning_parser")
@@ -42,6 +43,8 @@ def command(
 def inspect(resolver: Resolver, context: int | None = None) -> dict[str, Any]:
     """What is known of the checkpoint of `resolver`, which has run; under "problems" what prevents running it."""
     checkpoint = resolver.known.checkpoint
+    if not resolver.errors:
+        resolver.errors |= unready(resolver.config, resolver.plan(), checkpoint, resolver.known.info)[1]
     quantization = checkpoint.config.get("quantization_config")
     found: dict[str, Any] = {
         "model": checkpoint.ref,

@@ -2,7 +2,8 @@
 
 Result: {"content", "reasoning", "tool_calls": [{"name", "arguments"}], "warnings"}. `content` and `reasoning` are null
 when there is no text of that kind. `arguments` is the JSON value; a text that is not JSON stands as a string, with a
-warning. With --jsonl a line that cannot be used gets {"error": {"code", "message", "fix"}} in its place.
+warning. A call that the model did not close has "complete": false, and as its arguments the text so far. With --jsonl a
+line that cannot be used gets {"error": {"code", "message", "fix"}} in its place.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from lmkit.api import (
 )
 from lmkit.text.formats import AnyFormat, Chain, in_order, load_format, start_parser
 from lmkit.text.tools import tool_def
-from lmkit_python.front.message import Message
+from lmkit_python.front.message import Message, ToolCall
 
 if TYPE_CHECKING:
     from lmkit.plugins.host import PluginHost
@@ -139,9 +140,15 @@ def parse(stages: Sequence[AnyFormat], case: Case) -> dict[str, Any]:
     return {
         "content": message.content or None,
         "reasoning": message.reasoning or None,
-        "tool_calls": [{"name": c.name, "arguments": _value(c.name, c.arguments, warnings)} for c in message.calls],
+        "tool_calls": [_shown(call, warnings) for call in message.calls],
         "warnings": warnings,
     }
+
+
+def _shown(call: ToolCall, warnings: list[str]) -> dict[str, Any]:
+    if not call.complete:
+        return {"name": call.name, "arguments": call.arguments, "complete": False}
+    return {"name": call.name, "arguments": _value(call.name, call.arguments, warnings)}
 
 
 def split(text: str, chunks: str) -> Iterator[str]:

@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from lmkit_cli import screen
-from lmkit_cli.estimate import planned
 from lmkit_cli.options import plugin_host, with_config
+from lmkit_cli.readiness import unready
 from lmkit_cli.settings import Sourced
 
 
@@ -28,7 +28,10 @@ def command(
     if resolved.device.described and not resolved.device.total_memory:
         text = settings.config.device
         raise ConfigError(f"device {text!r}: it is not said how much memory it has", fix=f"--device {text}:80GB")
-    estimate = planned(settings.config, resolved, checkpoint, info)
+    estimate, errors = unready(settings.config, resolved, checkpoint, info)
+    for error in errors.values():
+        raise error
+    assert estimate is not None
     if as_json:
         data = {
             "model": checkpoint.ref,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ from lmkit_cli.settings import gather
 app = typer.Typer(help="Installed plugins: list, show, check, start new ones.", no_args_is_help=True)
 
 STATE_STYLE = {"ok": "green", "disabled": "dim", "shadowed": "yellow"}  # all others: red
+WIDE = 1000  # columns
 LEVEL_STYLE = {"error": "red", "warning": "yellow", "info": "dim"}
 Json = Annotated[bool, typer.Option("--json", help="as data")]
 
@@ -63,6 +65,8 @@ def list_plugins(
         _print_json({"plugins": rows, "warnings": host.warnings})
         return
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDE  # a pipe gets whole names, which can be searched for
     table = Table(box=None, pad_edge=False, header_style="bold")
     columns = ["kind", "name", "dist", "version", "state", *(["tier", "summary"] if load else [])]
     if any(r.get("reason") for r in rows):
@@ -205,15 +209,18 @@ def new(
     architecture: Annotated[
         str | None, typer.Option("--architecture", help="of a model: as in its config.json; default: NAMEForCausalLM")
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="also under a name that lmkit or an installed dist has already")
+    ] = False,
 ) -> None:
     """Write a new plugin: a distribution with an implementation and a conformance test that passes."""
-    written = scaffold.write_plugin(kind, name, folder, architecture)
+    written = scaffold.write_plugin(kind, name, folder, architecture, force=force, host=_host())
     console = Console(highlight=False)
     for path in written:
         console.print(f"wrote {escape(str(path))}", soft_wrap=True)
     root = written[0].parent
-    shown = escape(str(root))
-    console.print(f"next: pip install -e '{shown}\\[test]' && pytest {shown}", soft_wrap=True)
+    kit = "" if find_spec("lmkit_testing") else f"{install('lmkit-testing')} && "
+    console.print(escape(f"next: {kit}pip install -e '{root}[test]' && pytest {root}"), soft_wrap=True)
 
 
 @app.command()

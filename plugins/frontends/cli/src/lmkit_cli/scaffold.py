@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import resources
 from importlib.resources.abc import Traversable
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from textwrap import indent
@@ -12,6 +13,8 @@ import lmkit
 from lmkit.api import ConfigError, UnknownName
 from lmkit.contracts.specs import NAME
 from lmkit.kinds import BY_NAME
+from lmkit.plugins.catalog import catalog, folders, install
+from lmkit.plugins.host import PluginHost
 
 MORE_DEPENDENCIES = {
     "attention": ', "torch>=2.4"',
@@ -73,22 +76,35 @@ def kinds() -> list[str]:
     return sorted(t.name for t in _templates().iterdir() if t.is_dir())
 
 
-def write_plugin(kind: str, name: str, folder: Path | None = None, architecture: str | None = None) -> list[Path]:
+def write_plugin(
+    kind: str,
+    name: str,
+    folder: Path | None = None,
+    architecture: str | None = None,
+    *,
+    force: bool = False,
+    host: PluginHost | None = None,
+) -> list[Path]:
     """Write a new plugin; returns its files, pyproject.toml first. Nothing is ever overwritten.
 
-    `architecture`: of a model, as its config.json has it. Raises UnknownName for what is no kind, ConfigError
-    for a bad name, an architecture of what is no model, or a folder that is not empty.
+    `architecture`: of a model, as its config.json has it. `force`: its name may be one that lmkit or another dist has
+    already; `host`: the plugins that are installed. Raises UnknownName for what is no kind, ConfigError for a bad or a
+    taken name, an architecture of what is no model, or a folder that is not empty.
     """
     if kind not in kinds():
         raise UnknownName("plugin kind", kind, kinds())
-    if not NAME.match(name):
-        raise ConfigError(f"{name!r} is no name for a plugin", fix="use lower case letters, digits and underscores")
+    if not NAME.match(name) or name[0].isdigit():
+        raise ConfigError(
+            f"{name!r} is no name for a plugin", fix="use lower case letters, digits and underscores, first a letter"
+        )
     if architecture is not None and (kind != "model" or not architecture.isidentifier()):
         raise ConfigError(
             f"--architecture {architecture!r} of kind {kind}", fix="it is of a model, as in its config.json"
         )
     dist = f"lmkit-{kind}-{name}".replace("_", "-")
     module = f"lmkit_{kind}_{name}"
+    if not force:
+        _refuse_taken(kind, name, architecture or entry_name(kind, name), dist, module, host or PluginHost())
     root = folder or Path(dist)
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ConfigError(f"{root} exists and is not empty", fix="give another --folder")
@@ -103,6 +119,7 @@ def write_plugin(kind: str, name: str, folder: Path | None = None, architecture:
         "entry": architecture or entry_name(kind, name),
         "interface": str(BY_NAME[kind].interface) if kind in BY_NAME else "",
         "core_range": f"lmkit-core{versions}",
+        "kit": install("lmkit-testing"),
         "more": MORE_DEPENDENCIES.get(kind, "").format(range=versions),
     }
     words |= _walk(kind, words)
@@ -114,6 +131,30 @@ def write_plugin(kind: str, name: str, folder: Path | None = None, architecture:
         written.append(_write(root / path, text))
     written.append(_write(root / "src" / module / "__init__.py", ""))
     return sorted(written, key=lambda p: p.name != "pyproject.toml")
+
+
+def _refuse_taken(kind: str, name: str, entry: str, dist: str, module: str, host: PluginHost) -> None:
+    """Raises ConfigError where the plugin, its dist or its package has the name of one that exists.
+
+    Installing a dist uninstalls the one of the same name first; a plugin of a name that is taken is not the one that
+    the name means.
+    """
+    owner = ""
+    if dist in folders():
+        owner = f"{dist} is one of lmkit's own dists, which installing yours would replace"
+    elif host.installed_version(dist) is not None:
+        owner = f"{dist} is installed already"
+    elif known := catalog().get(kind, {}).get(entry) or catalog().get(kind, {}).get(name):
+        owner = f"{known} of lmkit's own has a {kind} {name!r}"
+    elif others := [e.dist for e in (*host.entries(kind, entry), *host.entries(kind, name))]:
+        owner = f"{others[0]} has a {kind} {name!r}, and is installed"
+    elif (spec := find_spec(module)) is not None and spec.origin is not None:
+        owner = f"there is a package {module}: {spec.origin}"
+    if owner:
+        raise ConfigError(
+            f"the name {name!r} is taken: {owner}",
+            fix=f"choose another name, or --force to stand in for it where {dist}/{entry} is named",
+        )
 
 
 def _walk(kind: str, words: dict[str, str]) -> dict[str, str]:

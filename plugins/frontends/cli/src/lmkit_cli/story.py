@@ -14,7 +14,8 @@ from lmkit.plugins.host import PluginHost
 from lmkit.plugins.resolve import Resolver
 from lmkit.plugins.select import Candidate, Outcome
 
-from lmkit_cli.estimate import Estimate, planned
+from lmkit_cli.estimate import Estimate
+from lmkit_cli.readiness import unready
 
 TOPICS = tuple(BY_NAME)
 
@@ -69,9 +70,8 @@ def explain(config: EngineConfig, host: PluginHost, *, topic: str | None = None,
         raise UnknownName("topic", topic, TOPICS)
     resolver = Resolver(config, host, tolerant=True)
     resolver.run()
-    budget, refused = _budget(resolver)
-    if refused is not None:  # a model that does not fit the device
-        resolver.errors["platform"] = refused
+    budget, refused = _readiness(resolver)
+    resolver.errors |= refused
     topics = []
     for kind in TOPICS if topic is None else (topic,):
         reports = [_topic(o, host) for o in resolver.outcomes if o.request.kind == kind]
@@ -93,22 +93,18 @@ def explain(config: EngineConfig, host: PluginHost, *, topic: str | None = None,
     device = resolver.known.device
     derived = resolver.plan().derived if device else ()
     warnings = resolver.plan().warnings if device else tuple(host.warnings)
-    if refused is not None:
-        warnings = (*warnings, f"this would not start: {refused.message}")
+    warnings += tuple(f"this would not start: {error.message}" for error in refused.values())
     if topic is not None:
         derived, budget = (), None
     return Explanation(config.model.model, device, tuple(topics), derived, warnings, budget)
 
 
-def _budget(resolver: Resolver) -> tuple[Estimate | None, LmkitError | None]:
-    """What `lmkit plan` says of the memory, or why it refuses; nothing where something is undecided or unknown."""
+def _readiness(resolver: Resolver) -> tuple[Estimate | None, dict[str, LmkitError]]:
+    """The memory of `lmkit plan`, or why it and `serve` refuse; nothing where something is undecided."""
     known = resolver.known
-    if resolver.errors or known.device is None or not (known.device.free_memory or known.device.total_memory):
-        return None, None
-    try:
-        return planned(resolver.config, resolver.plan(), known.checkpoint, known.info), None
-    except LmkitError as e:
-        return None, e
+    if resolver.errors or known.device is None:
+        return None, {}
+    return unready(resolver.config, resolver.plan(), known.checkpoint, known.info)
 
 
 def _topic(outcome: Outcome, host: PluginHost) -> TopicReport:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -34,7 +33,10 @@ TEXTS = (
 )
 ARGUMENTS = {"city": "Par\u00eds", "days": 3}
 TOOL = ToolDef("get_weather", "Weather of a city", {
-    "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"],
+    "type": "object", "required": ["city"],
+    "properties": {  # some templates cannot do without descriptions
+        "city": {"type": "string", "description": "Name"}, "days": {"type": "integer", "description": "Number of days"},
+    },
 })  # fmt: skip
 MARKER = re.compile(r"\s*(<[^<>\s]+>|\[[^\[\]\s]+\])")  # looks like a token
 GRAMMAR_SECONDS = 60.0
@@ -192,6 +194,7 @@ def _mentioned(text: TextSide, thought: tuple[str, str]) -> str:
 def _tool_history(text: TextSide) -> str:
     """A call of an earlier turn, as the template writes it, is a call to the parser."""
     from lmkit.prompts import shown
+    from lmkit.text.readback import goes_on
 
     function = {"name": TOOL.name, "arguments": json.dumps(ARGUMENTS, ensure_ascii=False)}
     calls = [{"id": "123456789", "type": "function", "function": function}]
@@ -200,8 +203,7 @@ def _tool_history(text: TextSide) -> str:
     tool = {"type": "function", "function": definition}
     before = shown(text.render_chat([user], [tool]))
     after = shown(text.render_chat([user, call], [tool], add_generation_prompt=False))
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
-    written = after[sum(1 for _ in same) :]
+    written = after[goes_on(after, before) :]
     for token in text.tokenizer.eos_token_ids:
         written = written.split(text.tokenizer.piece(token).decode(errors="replace"))[0]
     name, arguments, _, _ = _parse(text, written)
@@ -227,7 +229,7 @@ def _parse(text: TextSide, written: str) -> tuple[str, str, str, str]:
     parser = Chain(*(start_parser(f, "", [TOOL]) for f in formats))
     message = Message()
     message.feed(parser.feed(written) + parser.flush())
-    call = message.calls[0] if message.calls else None
+    call = next((call for call in message.calls if call.complete), None)
     return call.name if call else "", call.arguments if call else "", message.reasoning, message.content
 
 

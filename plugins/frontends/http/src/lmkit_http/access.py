@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 from starlette.types import Scope
 
 from lmkit_http.errors import HttpError
-from lmkit_http.settings import ServerSettings
+from lmkit_http.settings import OPEN_PATHS, ServerSettings
 
-OPEN_PATHS = frozenset({"/live", "/ready"})  # probes of orchestrators; everything else needs a key when there is one
 KEY_HEADERS = frozenset({"authorization", "x-api-key"})
+MAX_KEYS = 8  # in the headers of a request; more are not looked at
 _READS = ("GET", "HEAD")
 
 
@@ -84,18 +84,16 @@ class Access:
         return (self._of_key(keys) if self._admins else None) or self._anyone
 
     def _of_key(self, keys: list[bytes | None]) -> Caller | None:
-        """Several keys are one where they are the same; else none is believed."""
-        key = keys[0] if len(set(keys)) == 1 else None
-        digest = _digest(key or b"")
-        found = [hmac.compare_digest(digest, k) for k in self._keys]  # all of them: time says nothing
-        admin = [hmac.compare_digest(digest, k) for k in self._admins]
-        if key is None:
-            return None
+        """The caller with one right key, whatever else is sent: clients and proxies add keys of other servers. Of
+        several right ones an administrator's counts, else the first."""
+        digests = [_digest(key or b"") for key in keys[:MAX_KEYS]]
+        # all of them are compared: time says nothing
+        admin = [hmac.compare_digest(digest, k) for digest in digests for k in self._admins]
+        found = [[hmac.compare_digest(digest, k) for k in self._keys] for digest in digests]
         if any(admin):
             return Caller()
-        if any(found):
-            return Caller(False, self._open_priority, self._tenants[found.index(True)])
-        return None
+        right = next((matches for matches in found if any(matches)), None)
+        return None if right is None else Caller(False, self._open_priority, self._tenants[right.index(True)])
 
     def _is_ours(self, origin: bytes, host: bytes) -> bool:
         text = origin.decode("latin-1")

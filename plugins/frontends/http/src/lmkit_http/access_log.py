@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 from lmkit.api import LmkitError, SchedStats
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lmkit_http.settings import OPEN_PATHS
+
 if TYPE_CHECKING:
     from lmkit_http.backend import Backend
 
 log = logging.getLogger("lmkit.access")
-PROBES = frozenset({"/live", "/ready", "/health", "/metrics", "/load"})
+PROBES = OPEN_PATHS | {"/metrics", "/load"}
 _PATH = 200  # characters of a path that a line shows
 FIGURES_EVERY = 10.0  # seconds
 

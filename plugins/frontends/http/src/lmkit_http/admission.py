@@ -2,8 +2,9 @@
 
 Three things refuse a request before anything of it is read. The room for requests is full (503); a key has used up what
 `--key-requests`, `--key-tokens` or `--key-concurrent` leave it (429); a key fills the room, and others have keys too
-(429). Once its prompt is known, one that cannot be answered within its deadline is refused (503), and what still runs
-at its deadline is ended (504).
+(429). Once its prompts are known, a request counts as often as it has choices in the limit and the share of its key
+(429); one that cannot be answered within its deadline is refused (503), and what still runs at its deadline is ended
+(504).
 
 `Retry-After` is a prediction. Of a key's own limits it is exact. Of the room it comes from the measured rate at which
 requests leave: whoever is told first gets the first place that is expected to be free, the next one the second. It
@@ -14,14 +15,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, MutableSequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from lmkit.api import EngineBusy, ErrorInfo, LmkitError
+from lmkit.api import EngineBusy, ErrorInfo, LmkitError, RequestError
 
 from lmkit_http.counts import REQUESTS, Counts
 from lmkit_http.errors import HttpError
@@ -65,6 +66,17 @@ class RateLimited(LmkitError):
         self.retry_after = retry_after
 
 
+class TooManyChoices(RequestError):
+    """One request asks for more choices than its key may ever have at once."""
+
+    code = "too-many-choices"
+
+    def __init__(self, choices: int, limit: int) -> None:
+        message = f"the request has {choices} choices (prompts x n), and a key may have {limit} at once"
+        super().__init__(message, fix="lower n, or send fewer prompts at once")
+        self.field = "n"
+
+
 class Bucket:
     """A balance that grows to at most `minute`, by so much in a minute, and that may be overdrawn by its last taker."""
 
@@ -98,6 +110,7 @@ class _Account:
 
     column: int = 0  # of what processes share, where they do
     num: int = 0  # requests that are in, of this process
+    choices: int = 0  # the same, each counted as often as it takes a row: prompts x n
     requests: Bucket | None = None
     tokens: Bucket | None = None
 
@@ -138,10 +151,12 @@ class Place:
     seconds: float | None  # from `came` to its deadline
     turns: list[Turn] = field(default_factory=list)
     num_paid: int = 0  # turns at the beginning whose prompts were paid for
+    choices: int = 1  # rows that it takes: one, until its prompts are known
     left: bool = False
 
     def begin(self, turns: list[Turn]) -> None:
-        """Its prompts are known. Raises Overloaded when it would still wait at its deadline."""
+        """Counts a request with known prompts. Raises Overloaded if it would wait past its deadline, RateLimited and
+        TooManyChoices when its choices are more than its key may have at once."""
         self.turns, self.num_paid = turns, len(turns)
         self.admission.begin(self)
 
@@ -173,6 +188,13 @@ class Admission:
         self._promised = 0.0  # when the last of those that were told to come back is expected
         self._limits_keys = any((settings.key_requests, settings.key_tokens, settings.key_concurrent))
 
+    def _free(self, coming: int = 0) -> int:
+        """Places that are left. Where several keys share them, a request takes as many as it has choices."""
+        num = self.total()
+        if self._several:
+            num = max(num, sum(map(self._held, self._accounts.values())))
+        return self._limit - num - coming
+
     def total(self, more: int = 0) -> int:
         """How many are in, of all processes. `more`: that come in here at once, and are not counted yet."""
         num = self._count() + more
@@ -183,8 +205,12 @@ class Admission:
 
     def tight(self, coming: int = 0) -> bool:
         """Whether `check` may refuse somebody now."""
-        free = self._limit - self.total() - coming
-        return free <= 0 or self._limits_keys or (self._several and self._limit >= _SHARE * free)
+        free = self._free(coming)
+        return (
+            self.total() + coming >= self._limit
+            or self._limits_keys
+            or (self._several and self._limit >= _SHARE * free)
+        )
 
     def check(self, tenant: str, coming: int = 0) -> _Account:
         """The account of a key whose next request has room. `coming`: how many are about to enter before it, whosever
@@ -193,18 +219,36 @@ class Admission:
         account = self._account(tenant, now)
         self._check_key(account, now)
         total = self.total()
-        free = self._limit - total - coming
-        if free <= 0:
+        if total + coming >= self._limit:
             raise Overloaded(f"{total} requests are waiting or running", self._promise(now))
-        if self._several and (num := self._held(account)) >= _SHARE * free:
+        if self._several and (num := self._held(account)) and num >= _SHARE * self._free(coming):
             raise RateLimited(f"this key has {num} of {self._limit} places", self._interval(now))
         return account
+
+    def _check_choices(self, place: Place, account: _Account, now: float) -> None:
+        """`place` takes as many places as it has choices, which are known now."""
+        more, limit, held = place.choices - 1, self._settings.key_concurrent, self._held(account)
+        if not more:
+            return
+        if limit and place.choices > limit:
+            raise TooManyChoices(place.choices, limit)
+        if limit and held + more > limit:
+            raise RateLimited(
+                f"this key has {held - 1} choices at once, and {place.choices} more are beyond its limit of {limit}",
+                self._interval(now),
+            )
+        if self._several and held > 1 and held - 1 + more >= _SHARE * (self._free() - more + 1):
+            raise RateLimited(
+                f"this key has {held - 1} of {self._limit} places, and {place.choices} more are beyond its share",
+                self._interval(now),
+            )
 
     def enter(self, tenant: str, headers: Mapping[str, str]) -> Place:
         """Raises what `check` does, and HttpError for a deadline that is none."""
         seconds, account, now = self._seconds(headers), self.check(tenant), self.clock()
         if account.requests is not None:
             account.requests.take(1, now)
+        account.num += 1
         self._add(account, 1)
         self.total(1)
         self._speed.look(self._count() + 1, now)
@@ -220,13 +264,21 @@ class Admission:
                 left = max(0.0, remaining)
                 message = f"the answer would begin in about {wait:.1f} s, its deadline is in {left:.1f} s"
                 raise Overloaded(message, min(MAX_WAIT, wait), fix="allow more time, or try again in a while")
+        place.choices = num_choices(place.turns)
+        try:
+            self._check_choices(place, account, now)
+        except LmkitError:
+            place.choices, place.turns = 1, []  # it has taken nothing
+            raise
+        self._add(account, place.choices - 1)
         if account.tokens is not None:
             account.tokens.take(sum(len(turn.request.token_ids) for turn in place.turns), now)
 
     def leave(self, place: Place) -> None:
         """Answers are paid for as far as they were drawn, whoever ended them."""
         now, account = self.clock(), self._accounts[place.tenant]
-        self._add(account, -1)
+        account.num -= 1
+        self._add(account, -place.choices)
         if account.tokens is not None:
             later = sum(len(turn.request.token_ids) for turn in place.turns[place.num_paid :])
             account.tokens.take(later + sum(turn.stream.usage.completion_tokens for turn in place.turns), now)
@@ -253,18 +305,18 @@ class Admission:
         return self._accounts[tenant]
 
     def _add(self, account: _Account, num: int) -> None:
-        account.num += num
+        account.choices += num
         if self._counts is not None:
-            self._counts.put(account.column, account.num)
+            self._counts.put(account.column, account.choices)
 
     def _held(self, account: _Account) -> int:
-        """Requests of a key that are in, of all processes."""
-        return account.num if self._counts is None else self._counts.total(account.column)
+        """Choices of a key that are in, of all processes."""
+        return account.choices if self._counts is None else self._counts.total(account.column)
 
     def _check_key(self, account: _Account, now: float) -> None:
         s = self._settings
         if s.key_concurrent and (num := self._held(account)) >= s.key_concurrent:
-            raise RateLimited(f"this key has {num} requests at once, its limit", self._interval(now))
+            raise RateLimited(f"this key has {num} choices at once, its limit", self._interval(now))
         if account.requests is not None and (wait := account.requests.wait(1, now)):
             raise RateLimited(f"this key has sent {s.key_requests} requests within a minute, its limit", wait)
         if account.tokens is not None and (wait := account.tokens.wait(1, now)):
@@ -299,6 +351,12 @@ class Admission:
                 400, "deadline", f"{DEADLINE_HEADER} is {asked[:40]!r}", fix=f"seconds, up to {MAX_SECONDS:g}"
             )
         return seconds if most is None else min(seconds, most)
+
+
+def num_choices(turns: Sequence[Turn]) -> int:
+    """The rows that the requests of `turns` take together: a beam search takes one for each of its beams."""
+    requests = {id(turn.request): turn.request for turn in turns}.values()
+    return max(1, sum(r.beams.width if r.beams is not None else 1 for r in requests))
 
 
 def retry_after(error: BaseException) -> float | None:

@@ -14,6 +14,8 @@ from lmkit_python.front.run import Generation, at_once, check_finish
 
 from lmkit_http.dialect import Answer, Dialect, Exchange, Incoming
 from lmkit_http.dialects import parsed
+from lmkit_http.size import bound_answer
+from lmkit_http.strict import warnings_header
 
 if TYPE_CHECKING:
     from lmkit_http.access import Caller
@@ -33,12 +35,16 @@ def prepared(
     ask = exchange.ask
     caller.check_priority(ask.priority)
     turns = exchange.turns(partial(prepare, backend.text, backend.facts))
+    reserved = bound_answer(ask, turns, backend.facts) if exchange.played else 0
+    exchange.headers |= warnings_header(exchange.dropped)
     if not exchange.played:
         return dialect, Answer(exchange.whole(turns), media_type=exchange.media_type, headers=exchange.headers)
     for turn in turns:
         turn.request.cache_salt, turn.request.tenant = caller.salt(ask.salt), caller.tenant
     room = at_once(backend.client) if isinstance(ask, VectorAsk) else None
-    return dialect, (exchange, Generation(backend.client, turns, backend.metrics, room))
+    generation = Generation(backend.client, turns, backend.metrics, room)
+    generation.reserved = reserved
+    return dialect, (exchange, generation)
 
 
 async def goes_on(backend: Backend, exchange: Exchange, generation: Generation) -> bool:
@@ -48,6 +54,7 @@ async def goes_on(backend: Backend, exchange: Exchange, generation: Generation) 
         return False
     size, id = 4 * len(before.token_ids), f"{exchange.id}-{len(generation.turns)}"
     turns = await backend.workers.run(size, prepare, backend.text, backend.facts, ask, id)
+    bound_answer(ask, [*generation.turns, *turns], backend.facts)
     for turn in turns:
         request = turn.request
         request.cache_salt, request.tenant, request.priority = before.cache_salt, before.tenant, before.priority

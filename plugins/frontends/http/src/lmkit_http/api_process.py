@@ -161,12 +161,10 @@ async def answer(
     certificate = Certificate(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
     server = Server(how(app, settings, timeout_graceful_shutdown=5, backlog=2048), backend, certificate)
 
-    accepting: list[asyncio.Future[None]] = []
-
     async def ready() -> None:
         gc.enable()
         gc.freeze()  # what lives now lives as long as the process
-        accepting.append(asyncio.ensure_future(Acceptor(sock, server, part.counts).run()))
+        server.accept(Acceptor(sock, server, part.counts))
         client.say(Listening())
 
     async def told() -> None:
@@ -180,11 +178,7 @@ async def answer(
         server.force_exit = server.should_exit = True
 
     with sent(backend):
-        try:
-            await server.run_until_told([], ready, [told(), alone()])
-        finally:
-            for task in accepting:
-                task.cancel()
+        await server.run_until_told(None, ready, [told(), alone()])
     await hand.close()
 
 
@@ -212,9 +206,10 @@ def main(channel: int, listener: int) -> int:
 def run(
     welcome: Welcome, more: list[ToApi], splitter: Splitter, wire: socket.socket, sock: socket.socket
 ) -> int:  # fmt: skip
-    from lmkit_http.run import loop_factory
+    from lmkit_http.run import loop_factory, short_turns
 
     config = from_dict(welcome.config)
+    short_turns()
 
     async def serve() -> None:
         channel = Channel(splitter)

@@ -29,8 +29,9 @@ from lmkit_http.answering import goes_on, prepared, whole
 from lmkit_http.backend import Backend, ServedModel
 from lmkit_http.background import Background
 from lmkit_http.dialect import Answer, Dialect, Exchange, Incoming
-from lmkit_http.dialects import error_writer, installed_dialects, spoken_routes
+from lmkit_http.dialects import blamed, error_writer, installed_dialects, spoken_routes
 from lmkit_http.door import Door
+from lmkit_http.error_bodies import written_error
 from lmkit_http.errors import ErrorWriter, HttpError, error_response, info_of, is_inside
 from lmkit_http.gate import Gate, HeaderCheck
 from lmkit_http.handing import LOCAL, Elsewhere, Part
@@ -169,20 +170,22 @@ def _answering(
                 incoming = _incoming(route, body, request)
                 # in a thread: a template or a long prompt may take its time, the other streams must not wait for it
                 caller = caller_of(request.scope)
-                work = backend.workers.run(len(body), prepared, backend, dialects, asked, incoming, caller)
+                arguments = (backend, dialects, asked, incoming, caller)
+                work = backend.workers.run(len(body), prepared, *arguments, files=asked.files)
                 dialect, found = await while_connected(request.receive, work)
             if isinstance(found, Answer):
                 if isinstance(found.body, Path):
                     return FileResponse(found.body, found.status, found.headers, found.media_type)
                 return Response(found.body, found.status, found.headers, found.media_type)
             exchange, generation = found
+            backend.backlogs.check_room(caller.tenant, generation.reserved, len(backend.settings.api_keys) > 1)
+            deadline = _deadline(place, generation)  # before it runs: what is refused here leaves nothing behind
             entry = backend.begin(exchange, generation, path, caller.tenant, incoming.headers)
-            deadline = _deadline(place, generation)
         finally:
             backend.prepared()
         if exchange.streamed:
             exchange.headers |= await backend.load.headers(incoming.headers)
-            chunks = _chunks(backend, exchange, generation)
+            chunks = _chunks(backend, dialect, exchange, generation)
             if parts:
                 chunks = _explained(backend, exchange, chunks, entry, parts)
             return _event_response(backend, path, dialect, exchange, generation, chunks, deadline)
@@ -202,9 +205,12 @@ def _answering(
             response = await handle(request)
         except (ClientGone, ClientDisconnect):
             response = Response(status_code=499)
-        except Exception as error:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as e:  # a plugin may raise SystemExit, too
+            error = blamed(e, asked, backend)
             _log(error)
-            response = error_response(info_of(error), asked.error, retry_after(error))
+            response = error_response(info_of(error), partial(written_error, asked), retry_after(error))
         if not isinstance(response, EventResponse):
             backend.metrics.http(path, response.status_code)
         return response
@@ -218,24 +224,31 @@ def _incoming(route: str, body: bytearray, request: Request) -> Incoming:
     return Incoming(route, body, request.path_params, dict(request.query_params), headers, tenant)
 
 
-async def _chunks(backend: Backend, exchange: Exchange, generation: Generation) -> AsyncIterator[bytes]:
+async def _chunks(
+    backend: Backend, dialect: Dialect, exchange: Exchange, generation: Generation
+) -> AsyncIterator[bytes]:
     """A chunk for each change. Of a turn that fails before its first change nothing is sent but the error."""
     begun, asked = set(), True
     chunk = exchange.chunk
-    while asked:
-        async for turn, events in generation.events():
-            change = turn.message.feed(events)
-            failed = change.finish is not None and change.finish.error is not None
-            if failed and turn.index not in begun:
-                check_finish(turn)
-            begun.add(turn.index)
-            if data := chunk(turn, change):
-                yield data
-            if failed:
-                check_finish(turn)
-        asked = await goes_on(backend, exchange, generation)
-    if data := exchange.end(generation.turns):
-        yield data
+    try:
+        while asked:
+            async for turn, events in generation.events():
+                change = turn.message.feed(events)
+                failed = change.finish is not None and change.finish.error is not None
+                if failed and turn.index not in begun:
+                    check_finish(turn)
+                begun.add(turn.index)
+                if data := chunk(turn, change):
+                    yield data
+                if failed:
+                    check_finish(turn)
+            asked = await goes_on(backend, exchange, generation)
+        if data := exchange.end(generation.turns):
+            yield data
+    except (asyncio.CancelledError, GeneratorExit, LmkitError):
+        raise
+    except BaseException as e:  # a plugin may raise SystemExit, or an OSError that is no connection's
+        raise blamed(e, dialect, backend) from e
 
 
 async def _explained(

@@ -110,6 +110,7 @@ class Backend:
         self.running.add(generation)
         self.backlogs.watch()
         model = exchange.ask.adapter or self.model
+        self.metrics.dropped(route, exchange.dropped)
         return self.history.open(exchange, generation, route, model, tenant, headers)
 
     def prepared(self) -> None:

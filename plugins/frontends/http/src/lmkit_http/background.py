@@ -7,12 +7,13 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lmkit.api import EngineBusy, EngineDead
+from lmkit.api import EngineBusy, EngineDead, is_interrupt
 
 from lmkit_http.access import Caller
 from lmkit_http.answering import prepared, whole
-from lmkit_http.dialect import Answer, Dialect, Incoming, UnsupportedField, error_json
-from lmkit_http.dialects import speaker
+from lmkit_http.dialect import Answer, Dialect, Incoming, UnsupportedField
+from lmkit_http.dialects import blamed, speaker
+from lmkit_http.error_bodies import written_error
 from lmkit_http.errors import info_of, public
 
 if TYPE_CHECKING:
@@ -52,23 +53,30 @@ class Background:
     async def _work(self, dialect: Dialect) -> None:
         try:
             await dialect.work(self.answer)
-        except Exception:
-            log.exception("the work of %s beside its answers has ended", type(dialect).__name__)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # a plugin may raise SystemExit, too
+            if is_interrupt(error):
+                raise
+            log.error("%s: the work beside its answers has ended", dialect.owner, exc_info=error)
 
     async def answer(self, incoming: Incoming) -> Answer:
         """What whoever speaks the route says; an error is an answer, too. Waits until there is room for it.
 
         A request that an engine died with is tried again, a few times.
         """
-        error, deaths = error_json, 0
+        dialect: Dialect | None = None
+        deaths = 0
         while True:
             try:
                 dialect = speaker(self._dialects, incoming.route)
-                error = dialect.error
                 async with self._few:
                     await self._room()
                     return await self._answer(dialect, incoming)
-            except Exception as e:
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # a plugin may raise SystemExit, too
+                e = error if dialect is None else blamed(error, dialect, self._backend)
                 info = info_of(e)
                 deaths += info.code == EngineDead.code
                 if info.code in (EngineBusy.code, EngineDead.code) and deaths < _TRIES:
@@ -76,7 +84,7 @@ class Background:
                     continue
                 if info.status >= 500:
                     log.error("a request in the background failed", exc_info=e)
-                return Answer(error(public(info)), info.status)
+                return Answer(written_error(dialect, public(info)), info.status)
 
     async def _room(self) -> None:
         while True:
@@ -96,6 +104,7 @@ class Background:
             exchange, generation = found
             if exchange.streamed:
                 raise UnsupportedField("stream", "nobody reads a stream here", fix="leave stream out")
+            backend.backlogs.check_room(incoming.tenant, generation.reserved, several=False)
             for turn in generation.turns:
                 turn.request.priority = LAST
             backend.begin(exchange, generation, incoming.route, incoming.tenant, incoming.headers)

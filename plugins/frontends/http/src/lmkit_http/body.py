@@ -10,6 +10,7 @@ from lmkit.api import EngineBusy
 from starlette.requests import Request
 
 from lmkit_http.counts import BYTES, Counts
+from lmkit_http.encoding import decoder
 from lmkit_http.errors import HttpError
 
 BODY_SECONDS = 60.0
@@ -28,7 +29,8 @@ class Bodies:
     async def read(self, request: Request) -> AsyncIterator[bytearray]:
         """The body, whose bytes count until the end of the block.
 
-        Raises HttpError 413, whatever Content-Length said, and 408 for a client that does not get on; EngineBusy.
+        Raises HttpError 413, whatever Content-Length said, and 408 for a client that does not get on; EngineBusy;
+        BrokenEncoding.
         """
         body = bytearray()
         try:
@@ -46,14 +48,22 @@ class Bodies:
             self._forget(body)
 
     async def _fill(self, body: bytearray, request: Request) -> None:
-        async for part in request.stream():
-            if len(body) + len(part) > self._limit:
-                raise HttpError(413, "body-too-large", f"the body is larger than {self._limit} bytes")
-            more = _counted(len(body) + len(part)) - _counted(len(body))
-            if more and self._total() + more > self._together:
-                raise EngineBusy("too many large requests are being read", fix="try again in a while")
-            self._add(more)
-            body += part
+        plain = decoder(request.headers.get("content-encoding", ""))
+        async for sent in request.stream():
+            for part in plain.feed(sent):
+                self._take(body, part)
+                if part is not sent:
+                    await asyncio.sleep(0)  # others meanwhile: little that was sent may be much
+        plain.end()
+
+    def _take(self, body: bytearray, part: bytes) -> None:
+        if len(body) + len(part) > self._limit:
+            raise HttpError(413, "body-too-large", f"the body is larger than {self._limit} bytes")
+        more = _counted(len(body) + len(part)) - _counted(len(body))
+        if more and self._total() + more > self._together:
+            raise EngineBusy("too many large requests are being read", fix="try again in a while")
+        self._add(more)
+        body += part
 
     def _forget(self, body: bytearray) -> None:
         self._add(-_counted(len(body)))

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from lmkit_http.roles import with_role
 from lmkit_http.settings import OPENABLE, ServerSettings
+from lmkit_http.sharing import with_shares
 
 if TYPE_CHECKING:
     from lmkit.api import Checkpoint, ModelInfo, ResolvedPlan
@@ -40,8 +41,8 @@ CorsOrigins = Annotated[
     list[str] | None, option(help="site whose pages may ask, such as http://localhost:3000, or '*'; repeatable")
 ]
 UnknownFields = Annotated[
-    Literal["refuse", "warn"],
-    option(help="fields of requests that nobody knows: refuse, or drop and name them in a header"),
+    Literal["warn", "refuse"],
+    option(help="unknown fields of requests: warn drops them and names them in a header, refuse answers with 400"),
 ]
 
 
@@ -49,7 +50,7 @@ UnknownFields = Annotated[
 def command(
     ctx: typer.Context,  # its object: an engine process that was started ahead, or None
     settings: Sourced,
-    host: Annotated[str, option(help="address to listen on")] = "127.0.0.1",
+    host: Annotated[str, option(help="address to listen on; localhost: 127.0.0.1 and ::1")] = "localhost",
     port: Annotated[int, option(help="port to listen on", min=0, max=65535)] = 8000,
     api_workers: Annotated[int, option(help="processes that answer HTTP before the one engine", min=1, max=64)] = 1,
     api_key: ApiKeys = None,
@@ -58,21 +59,26 @@ def command(
     open_priority: OpenPriority = False,
     cors_origin: CorsOrigins = None,
     insecure: Annotated[bool, option("--insecure", help="allow a public address without a key")] = False,
-    allowed_host: Annotated[list[str] | None, option(help="accepted Host headers; repeatable")] = None,
+    allowed_host: Annotated[
+        list[str] | None, option(help="accepted Host header, .NAME with all below it; repeatable")
+    ] = None,
     uds: Annotated[str, option(help="path of a Unix socket to listen on, instead of host and port")] = "",
     tls_cert: Annotated[str, option(help="PEM file: certificate with its chain; read again when it changes")] = "",
     tls_key: Annotated[str, option(help="PEM file: the key of the certificate")] = "",
     root_path: Annotated[str, option(help="where a site has this server, such as /llm behind a proxy")] = "",
-    unknown_fields: UnknownFields = "refuse",
+    unknown_fields: UnknownFields = "warn",
     traces: Annotated[str, option(help="OpenTelemetry collector for traces: http://HOST:4318/v1/traces")] = "",
     profile_dir: Annotated[str, option(help="folder for recordings of steps: POST /start_profile, /stop_profile")] = "",
+    keep_alive: Annotated[
+        float, option(help="seconds that an idle connection is kept; longer than the proxy in front keeps it", min=1)
+    ] = 75.0,
     drain_timeout: Annotated[float, option(help="seconds that running requests get after SIGTERM", min=0)] = 30.0,
     max_seconds: Annotated[
         float | None, option(help="seconds from a request to the end of its answer", min=0.001)
     ] = None,
     key_requests: Annotated[int | None, option(help="requests a minute of each key", min=1)] = None,
     key_tokens: Annotated[int | None, option(help="tokens a minute of each key", min=1)] = None,
-    key_concurrent: Annotated[int | None, option(help="requests of each key at once", min=1)] = None,
+    key_concurrent: Annotated[int | None, option(help="choices (prompts x n) of each key at once", min=1)] = None,
     role: Annotated[
         Literal["prefill", "decode"] | None,
         option(help="prefill: compute prompts for others; decode: get prompts from those; see `lmkit split`"),
@@ -86,13 +92,15 @@ def command(
 ) -> None:
     """Serve a model over HTTP with the OpenAI API. Without MODEL it serves the built-in demo."""
     settings = with_role(settings, role, peers)
+    environment = read_environment()
+    key = environment.switch("LMKIT_API_KEY")
+    keys = tuple(api_key or ([key] if key else ()))
     if explain:
-        _explain(settings)
+        _explain(settings, keys)
         return
     python = _process_age()
     began = perf_counter() - python
-    environment = read_environment()
-    key, admin = environment.switch("LMKIT_API_KEY"), environment.switch("LMKIT_ADMIN_KEY")
+    admin = environment.switch("LMKIT_ADMIN_KEY")
     server = ServerSettings(
         host=host,
         port=port,
@@ -101,13 +109,14 @@ def command(
         tls_key=tls_key,
         root_path=root_path,
         api_workers=api_workers,
-        api_keys=tuple(api_key or ([key] if key else ())),
+        api_keys=keys,
         admin_keys=tuple(admin_key or ([admin] if admin else ())),
         open_paths=tuple(open_path or ()),
         open_priority=open_priority,
         cors_origins=tuple(cors_origin or ()),
         insecure=insecure,
         allowed_hosts=tuple(allowed_host or ()),
+        keep_alive=keep_alive,
         drain_timeout=drain_timeout,
         unknown_fields=unknown_fields,
         max_seconds=max_seconds,
@@ -134,11 +143,12 @@ lmkit serve ./my-model --explain
 """
 
 
-def _explain(settings: Sourced) -> None:
+def _explain(settings: Sourced, keys: tuple[str, ...]) -> None:
     from lmkit_cli.explanation import render
     from lmkit_cli.story import explain
 
-    render(explain(settings.config, plugin_host(settings)), Console(highlight=False))
+    host = plugin_host(settings)
+    render(explain(with_shares(settings, keys, host).config, host), Console(highlight=False))
 
 
 def _serve(settings: Sourced, server: ServerSettings, process: EngineProcess, began: float, python: float) -> None:
@@ -148,6 +158,7 @@ def _serve(settings: Sourced, server: ServerSettings, process: EngineProcess, be
 
     host = plugin_host(settings)
     host.scan()
+    settings = with_shares(settings, server.api_keys, host)
     scanned_at = perf_counter()
     resolution = resolve(settings.config, host)
     resolved_at = perf_counter()

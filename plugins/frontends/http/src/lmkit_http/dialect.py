@@ -25,9 +25,10 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 import msgspec
-from lmkit.api import ErrorInfo, PoolerInfo, RequestError, Tokenizer
+from lmkit.api import Choice, ErrorInfo, PoolerInfo, RequestError, Tokenizer, owner_of
 from lmkit.text.stream import Finish, Usage
 from lmkit_python.front.ask import Ask, ChatAsk, PoolAsk, ScoreAsk, TextAsk, UnsupportedField
+from lmkit_python.front.limits import ContextTooLong
 from lmkit_python.front.message import CallChange, Change, Message, Part, ToolCall
 from lmkit_python.front.prepare import Turn
 from lmkit_python.front.vectors import scores_of
@@ -81,13 +82,17 @@ class Served:
     pooler: PoolerInfo | None = None  # None: it generates
     about: Mapping[str, Any] = field(default_factory=dict)  # the model itself, as GET /v1/models describes it
     words: Collection[str] = ()  # names and texts in the chat template: what of a message it may read
-    lenient: bool = False  # unknown fields are dropped and named, not refused
+    lenient: bool = True  # unknown fields are dropped and named, not refused
 
     def check_model(self, name: str | None) -> None:
         """Raises UnknownModel. None is the model itself."""
         if name is not None and name not in self.names and name not in self.adapters:
             known = " or ".join(map(repr, [*self.names, *sorted(self.adapters)][:8]))
             raise UnknownModel(f"there is no model {name[:200]!r} here", fix=f"use {known}")
+
+    def prompt_room(self, max_tokens: int | None) -> int:
+        """The tokens that a prompt may have beside an output of `max_tokens`, which is cut when it fits beside none."""
+        return self.max_length - (max_tokens if max_tokens and max_tokens < self.max_length else 1)
 
     def adapter(self, name: str | None) -> str | None:
         """The adapter that a request asks for by the model's name; None: the model itself."""
@@ -106,6 +111,11 @@ class Exchange:
         self.ask = ask
         self.headers: dict[str, str] = {}  # of its answer
         self.id = f"{self.id_kind}-{uuid4().hex}"
+
+    @property
+    def dropped(self) -> set[str]:
+        """Fields of the request that were accepted and change nothing. The server names them in a header."""
+        return self.ask.dropped or set()
 
     def turns(self, prepare: Callable[[Ask, str], list[Turn]]) -> list[Turn]:
         """The turns of its ask, whose requests have ids that begin with its own. Who asks several things at once
@@ -150,14 +160,22 @@ class Dialect(ABC):
     routes: ClassVar[tuple[str, ...]] = ()
     light_routes: ClassVar[tuple[str, ...]] = ()  # the same for what the engine is not asked: answered when it is busy
     keeps: ClassVar[bool] = True  # what one request leaves may matter to the next: all come to one process of a server
+    files: ClassVar[bool] = False  # `parse` reads or writes files: it runs in threads that no other dialect waits for
     mark: ClassVar[str | None] = None  # a header by which clients tell it from others that have the same path
+    choice: Choice | None = None  # the plugin that it is; set where it is made, for errors to name it
+    third_party: bool = False  # set where it is made: routes that are lmkit's own come before its routes
     stream_type: ClassVar[str] = "text/event-stream; charset=utf-8"
     stream_end: ClassVar[bytes] = b""  # the last bytes of a stream, after an error, too
 
+    @property
+    def owner(self) -> str:
+        """How errors name the plugin."""
+        return owner_of(self.choice) if self.choice is not None else f"dialect {type(self).__name__}"
+
     @abstractmethod
     def parse(self, incoming: Incoming, served: Served) -> Exchange | Answer | Incoming:
-        """CPU work only. What it makes of a request for another dialect is answered as if that had come; one that does
-        not keep anything hands on to such others only.
+        """CPU work only, except in a dialect that declares `files`. What it makes of a request for another dialect is
+        answered as if that had come; one that does not keep anything hands on to such others only.
 
         Raises RequestError, which names the field.
         """
@@ -166,6 +184,13 @@ class Dialect(ABC):
         """What is done beside answering, while the server runs; then it is cancelled. `answer` says what whoever speaks
         the route would, errors too, when there is room: behind all that clients wait for."""
         return
+
+    def waiting(self) -> bytes:
+        """The bytes sent while a stream waits, for proxies that cut silent connections; no parser of the stream may see
+        it: a comment among events, a blank before a line of JSON. b"": nothing."""
+        if self.stream_type.startswith("text/event-stream"):
+            return b": waiting\n\n"
+        return b" " if self.stream_type.startswith("application/x-ndjson") else b""
 
     def error(self, info: ErrorInfo) -> bytes:
         """The JSON body of an error."""
@@ -189,7 +214,7 @@ def error_json(info: ErrorInfo) -> bytes:
 
 
 __all__ = [
-    "Answer", "Ask", "CallChange", "Change", "ChatAsk", "Dialect", "Exchange", "Finish", "Incoming", "Message",
-    "Part", "PoolAsk", "ScoreAsk", "Served", "TextAsk", "ToolCall", "Turn", "UnknownModel", "UnsupportedField", "Usage",
-    "error_json", "error_text", "scores_of",
+    "Answer", "Ask", "CallChange", "Change", "ChatAsk", "ContextTooLong", "Dialect", "Exchange", "Finish",
+    "Incoming", "Message", "Part", "PoolAsk", "ScoreAsk", "Served", "TextAsk", "ToolCall", "Turn", "UnknownModel",
+    "UnsupportedField", "Usage", "error_json", "error_text", "scores_of",
 ]  # fmt: skip

@@ -21,7 +21,9 @@ from lmkit_http.access_log import log
 from lmkit_http.admission import DEADLINE_HEADER, Overloaded, RateLimited, retry_after
 from lmkit_http.backend import Backend
 from lmkit_http.dialect import Dialect
+from lmkit_http.error_bodies import written_error
 from lmkit_http.errors import public, retry_headers
+from lmkit_http.gate import request_id
 
 _EVERY = 1.0  # seconds between two lines of the log: a line for each would cost more than the refusals
 _BODIES = 256  # that are remembered
@@ -74,7 +76,7 @@ class Door:
                 caller = self._check({"method": "POST", "path": path, "headers": headers})
                 backend.admission.check(caller.tenant, self._coming)
             except (Overloaded, RateLimited) as error:
-                return self._written(error, dialect, path)
+                return self._written(error, dialect, path, headers)
             except LmkitError:
                 return None
         self._coming += 1
@@ -84,12 +86,14 @@ class Door:
     def _came(self) -> None:
         self._coming -= 1
 
-    def _written(self, error: Overloaded | RateLimited, dialect: Dialect, path: str) -> tuple[bytes, bytes]:
+    def _written(
+        self, error: Overloaded | RateLimited, dialect: Dialect, path: str, headers: list[tuple[bytes, bytes]]
+    ) -> tuple[bytes, bytes]:
         info = error.info()
         if (body := self._bodies.get((dialect, info))) is None:
             if len(self._bodies) >= _BODIES:
                 self._bodies.clear()
-            body = self._bodies[dialect, info] = dialect.error(public(info))
+            body = self._bodies[dialect, info] = written_error(dialect, public(info))
         self._backend.metrics.http(path, info.status)
         if log.isEnabledFor(logging.INFO):
             if not self._refused:
@@ -98,6 +102,7 @@ class Door:
         told = "".join(
             f"{name.lower()}: {value}\r\n" for name, value in retry_headers(info, retry_after(error)).items()
         )
+        told += f"x-request-id: {request_id(headers).decode()}\r\n"
         head = f"HTTP/1.1 {info.status} {HTTPStatus(info.status).phrase}\r\n{told}content-type: application/json\r\n"
         return f"{head}content-length: {len(body)}\r\n".encode(), body
 

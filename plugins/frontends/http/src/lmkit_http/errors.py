@@ -10,6 +10,7 @@ from lmkit.api import EngineDead, EngineError, ErrorInfo, LmkitError
 from starlette.responses import Response
 
 from lmkit_http.dialect import error_json
+from lmkit_http.encoding import ENCODINGS
 
 ErrorWriter = Callable[[ErrorInfo], bytes]  # the body of an error, as a dialect writes it
 _INTERNAL = ErrorInfo("internal", "internal server error", "the server's log has the cause", status=500)
@@ -40,6 +41,8 @@ def public(info: ErrorInfo) -> ErrorInfo:
 def error_response(info: ErrorInfo, body: ErrorWriter = error_json, retry_after: float | None = None) -> Response:
     """`body`: how the dialect that was spoken writes errors. `retry_after`: seconds; None: one, where trying helps."""
     headers = retry_headers(info, retry_after)
+    if info.status == 415:  # RFC 9110, 12.5.3: which codings of a body would be read
+        headers["Accept-Encoding"] = ", ".join(sorted(ENCODINGS - {"identity"}))
     if info.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return Response(body(public(info)), info.status, headers, media_type="application/json")

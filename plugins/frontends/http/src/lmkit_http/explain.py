@@ -97,7 +97,7 @@ def story(backend: Backend, entry: Entry, caller: Caller) -> dict[str, Any]:
     """Everything that is known of a request, for whoever may see it."""
     return {
         "id": entry.id, "request_id": entry.request_id, "route": entry.route, "model": entry.model, "at": entry.at,
-        "running": not entry.finished,
+        "running": not entry.finished, "dropped_fields": entry.dropped,
         "choices": [_turn(backend, life, caller) for life in entry.lives],
     }  # fmt: skip
 

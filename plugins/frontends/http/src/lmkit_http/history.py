@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lmkit_http.access import Caller
+from lmkit_http.strict import shown_names
 
 if TYPE_CHECKING:
     from lmkit.text.stream import Usage
@@ -88,6 +89,7 @@ class Entry:
     at: float  # seconds since the epoch
     asked: type  # of its ask
     trace: Mapping[str, str]  # headers that say of which trace it is a part
+    dropped: Sequence[str]  # names of fields that were accepted and change nothing
     turns: Sequence[Turn] = ()  # while it runs
     ended: Sequence[Life] = ()  # afterwards
 
@@ -125,8 +127,9 @@ class History:
         request_id = exchange.headers.setdefault("x-request-id", exchange.headers.get("request-id", exchange.id))
         trace = {name: headers[name] for name in _TRACE if name in headers}
         entry = Entry(
-            exchange.id, request_id, route, model, tenant, time.time(), type(exchange.ask), trace, generation.turns
-        )
+            exchange.id, request_id, route, model, tenant, time.time(), type(exchange.ask), trace,
+            shown_names(exchange.dropped), generation.turns,
+        )  # fmt: skip
         self._running[generation] = entry
         return entry
 

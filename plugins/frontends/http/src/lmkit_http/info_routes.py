@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import uuid4
 
 import lmkit
@@ -45,13 +45,13 @@ _LISTED = 50  # requests of /debug/requests
 _MORE = 4  # times the context that may be tokenized
 
 
-def routes(backend: Backend) -> list[tuple[str, list[str], Handler]]:
-    """(path, methods, handler)."""
+def routes(backend: Backend | None) -> list[tuple[str, list[str], Handler]]:
+    """(path, methods, handler). Without a backend: all that there may be, none of which can be asked."""
     r = _Routes(backend)
     return [
         ("/v1/models", ["GET"], r.models),
         ("/v1/models/{name:path}", ["GET"], r.model),
-        *(r.adapter_routes() if backend.facts.loads_adapters else []),
+        *(r.adapter_routes() if backend is None or backend.facts.loads_adapters else []),
         ("/tokenize", ["POST"], r.tokenize),
         ("/detokenize", ["POST"], r.detokenize),
         ("/live", ["GET"], r.live),
@@ -76,8 +76,8 @@ def _json(value: Any, status: int = 200) -> Response:
 
 
 class _Routes:
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend | None) -> None:
+        self._backend = cast("Backend", backend)
 
     def _model(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", **self._backend.served.about}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from lmkit.api import CheckpointError, ConfigError, InvalidParam
@@ -20,14 +20,16 @@ from lmkit_http.info_schema import UpdateWeightsRequest
 from lmkit_http.strict import parse
 
 if TYPE_CHECKING:
+    from lmkit_python.life import EngineLife
+
     from lmkit_http.backend import Backend
 
 Handler = Callable[[Request], Awaitable[Response]]
 MODES = ("abort", "wait", "keep")
 
 
-def routes(backend: Backend) -> list[tuple[str, list[str], Handler]]:
-    """(path, methods, handler)."""
+def routes(backend: Backend | None) -> list[tuple[str, list[str], Handler]]:
+    """(path, methods, handler). Without a backend none of them can be asked."""
     r = _Routes(backend)
     return [
         ("/pause", ["POST"], r.changing(r.pause)),
@@ -46,8 +48,9 @@ def _json(value: Any) -> Response:
 
 
 class _Routes:
-    def __init__(self, backend: Backend) -> None:
-        self._backend, self._life = backend, backend.life
+    def __init__(self, backend: Backend | None) -> None:
+        self._backend = cast("Backend", backend)
+        self._life = cast("EngineLife", getattr(backend, "life", None))
 
     def changing(self, work: Handler) -> Handler:
         """`work` for administrators; what the state of the engine does not allow is a conflict."""

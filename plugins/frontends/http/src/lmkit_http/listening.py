@@ -53,7 +53,7 @@ def bind(settings: ServerSettings) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((settings.host.strip("[]"), settings.port))
+        sock.bind(("127.0.0.1" if settings.host == "localhost" else settings.host.strip("[]"), settings.port))
         sock.set_inheritable(False)
     except OSError as e:
         sock.close()
@@ -61,6 +61,23 @@ def bind(settings: ServerSettings) -> socket.socket:
             raise PortInUse(f"port {settings.port} is in use", fix="stop the other server or choose --port") from e
         raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {e.strerror}", fix="check --host") from e
     return sock
+
+
+def bind_beside(settings: ServerSettings, sock: socket.socket) -> list[socket.socket]:
+    """A socket at the other address of `localhost`, at the same port, if there is IPv6 and the port is free."""
+    if settings.uds or settings.host != "localhost" or not socket.has_ipv6:
+        return []
+    second = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    try:
+        second.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        second.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        second.bind(("::1", sock.getsockname()[1]))
+    except OSError as e:
+        log.info("not listening on ::1: %s", e.strerror)
+        second.close()
+        return []
+    second.set_inheritable(False)
+    return [second]
 
 
 def _bind_path(path: str) -> socket.socket:

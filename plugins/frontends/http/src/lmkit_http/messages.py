@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from lmkit.api import ToolChoice
 from lmkit_python.front.ask import UnsupportedField
 
-from lmkit_http.strict import Echoed, InvalidBody, Message, Part, Tool
+from lmkit_http.strict import Echoed, InvalidBody, Message, Part, Tool, check_arguments
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+ANY_TOOL = ToolChoice()
 _TEXT = ("text", "input_text", "output_text")
 _MEDIA = {"image": "images", "input_image": "images", "audio": "audio", "input_audio": "audio", "video": "videos",
           "file": "files", "input_file": "files"}  # fmt: skip
@@ -27,9 +29,28 @@ def conversation(messages: Sequence[Message], read: Collection[str], dropped: se
     return [_message(message, i, read, dropped) for i, message in enumerate(messages)]
 
 
-def declared(tools: Sequence[Tool], read: Collection[str], dropped: set[str]) -> list[dict[str, Any]]:
-    """The tools, without what the template does not name."""
-    return [_known(tool, "tools", read, dropped) for tool in tools]
+def declared(
+    tools: Sequence[Tool], read: Collection[str], dropped: set[str], choice: ToolChoice = ANY_TOOL
+) -> list[dict[str, Any]]:
+    """The functions among the tools, without what the template does not name.
+
+    A tool of another type is one that some other service runs. The model is not offered it, and `dropped` gets
+    "tools.TYPE". Raises UnsupportedField for such a tool when `choice` demands a call of any tool.
+    """
+    functions = []
+    for i, tool in enumerate(tools):
+        if tool.type != "function":
+            if choice.mode == "required":
+                raise UnsupportedField(
+                    f"tools.{i}.type", f"tools of type {tool.type[:64]!r} are not run here, and a call is required",
+                    fix="send functions, or leave tool_choice out",
+                )  # fmt: skip
+            dropped.add(f"tools.{tool.type}")
+        elif tool.function is None:
+            raise InvalidBody(f"tools.{i}.function is required", f"tools.{i}.function")
+        else:
+            functions.append(_known(tool, "tools", read, dropped))
+    return functions
 
 
 def _message(message: Message, number: int, read: Collection[str], dropped: set[str]) -> dict[str, Any]:
@@ -40,16 +61,30 @@ def _message(message: Message, number: int, read: Collection[str], dropped: set[
     if message.tool_calls and role != "assistant":
         raise UnsupportedField(f"{field}.tool_calls", "only assistant messages have tool_calls")
     content, thought = _content(message, field, dropped)
-    if content is None and role in ("user", "system", "developer"):
+    if message.content is None and role in ("user", "system", "developer"):
         raise InvalidBody(f"{field}.content is required", f"{field}.content")
     shown = _known(message, "messages", read, dropped)
     if content is not None or role != "assistant":
         shown["content"] = content or ""
     if thought and not (shown.get("reasoning") or shown.get("reasoning_content")):
         shown["reasoning_content"] = thought
-    if role == "function" and role not in read:  # what a tool answered, as it was called before there were tools
+    if role == "function" and ("tool" in read or role not in read):  # what tools were called at first
         shown["role"] = "tool"
+    if role == "assistant" and not message.tool_calls and (function := _legacy_call(message, field)) is not None:
+        shown["tool_calls"] = [{"type": "function", "function": function}]
+        dropped.discard("messages.function_call")
     return shown
+
+
+def _legacy_call(message: Message, field: str) -> dict[str, str] | None:
+    """The call of a message that was written before there were several. Raises RequestError."""
+    call = (message.model_extra or {}).get("function_call")
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return None
+    arguments = call.get("arguments")
+    text = arguments if isinstance(arguments, str) else "{}"
+    check_arguments(text, f"{field}.function_call.arguments")
+    return {"name": call["name"], "arguments": text}
 
 
 def _content(message: Message, field: str, dropped: set[str]) -> tuple[Any, str]:

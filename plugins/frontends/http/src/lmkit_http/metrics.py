@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from lmkit_http.aliases import Aliases
+from lmkit_http.strict import MAX_NAMED, shown_names
 
 if TYPE_CHECKING:
     from lmkit.engine.messages import EngineStats
@@ -130,6 +131,10 @@ class Metrics:
         self._prompt = Counter(
             "lmkit_prompt_tokens", "prompt tokens of finished choices", ["model_name"], registry=self._own
         ).labels(model)
+        self._dropped = Counter(
+            "lmkit_dropped_fields", "fields of requests that were dropped", ["route", "field"], registry=self._own
+        )
+        self._named: set[str] = set()  # fields that have a label of their own: names can be a client's
         self._http = Counter("lmkit_http_requests", "HTTP answers", ["route", "status"], registry=self._own)
         self._answers: dict[tuple[str, int], Counter] = {}  # of `_http`, which takes its time to find them
         self._model = model
@@ -162,6 +167,13 @@ class Metrics:
         if (answers := self._answers.get((route, status))) is None:
             answers = self._answers[route, status] = self._http.labels(route, str(status))
         answers.inc()
+
+    def dropped(self, route: str, fields: Collection[str]) -> None:
+        """Counts the dropped fields of one request. Behind MAX_NAMED different ones all others are "other"."""
+        for field in shown_names(fields):
+            if len(self._named) < MAX_NAMED:
+                self._named.add(field)
+            self._dropped.labels(route, field if field in self._named else "other").inc()
 
     async def gather(self) -> None:
         """What others have written, for `render`."""

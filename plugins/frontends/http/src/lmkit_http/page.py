@@ -23,7 +23,8 @@ def _content() -> tuple[bytes, str]:
     style, html = (files.joinpath(name).read_text("utf-8") for name in ("style.css", "index.html"))
     script = "\n".join(files.joinpath(f"{name}.js").read_text("utf-8") for name in SCRIPTS)
     allowed = "'sha256-" + b64encode(sha256(script.encode()).digest()).decode() + "'"
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; connect-src 'self'"
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; connect-src 'self'; "
+    policy += "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
     return html.replace("{style}", style).replace("{script}", script).encode(), policy
 
 

@@ -195,6 +195,8 @@ class BoundedProtocol(HttpToolsProtocol):
         next request on one that ends may not know whether it was taken."""
 
         async def say(message: Message) -> None:
+            if self.transport.is_closing():  # aborted, which the exchange learns a moment later
+                cycle.disconnected = True
             if not cycle.response_started and cycle.more_body and not self._is_short(cycle):
                 self._refused = True
                 message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}

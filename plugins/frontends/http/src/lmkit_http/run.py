@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
+import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -16,12 +18,12 @@ import uvicorn
 from lmkit.api import ConfigError, EngineDead
 from lmkit.logs import TIMED, write_json, written_logs
 
+from lmkit_http.accepting import AcceptingServer, Acceptor
 from lmkit_http.access_log import figures
-from lmkit_http.listening import Certificate, bind, is_loopback, release, url_of
+from lmkit_http.listening import Certificate, bind, bind_beside, is_loopback, release, url_of
 from lmkit_http.settings import ServerSettings
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 
     from lmkit.contracts.config import EngineConfig
@@ -39,8 +41,8 @@ log = logging.getLogger("lmkit.server")
 _WATCH = 0.25  # seconds between looks at the engine's state
 _LAST_WORDS = 5.0  # seconds that a server without an engine says so
 _LINGER = 0.25  # seconds
-_BACKLOG = 2048  # connections that may wait until they are accepted
-_ACCEPTED = 32  # connections at a time: libuv takes one of each listener, then looks at all the others
+_TURN = 0.0005  # seconds
+BACKLOG = 2048  # connections that may wait until they are accepted
 
 
 def serve(
@@ -63,6 +65,7 @@ def serve(
         settings = replace(settings, profile_dir=_made(settings.profile_dir))
     sock = bind(settings)
     crew = None
+    short_turns()
     try:
         if settings.api_workers > 1:
             from lmkit_http.crew import Crew
@@ -72,6 +75,7 @@ def serve(
         with written_logs(TIMED, level), asyncio.Runner(loop_factory=loop_factory()) as runner:
             if config.log_format == "json":
                 write_json()
+            runner.get_loop()  # where there can be none, before there is a coroutine that nobody awaits
             runner.run(_serve(config, settings, sock, on_ready, start, certificate, crew))
     except asyncio.CancelledError:
         raise SystemExit(128 + signal.SIGTERM) from None
@@ -152,10 +156,11 @@ async def run_app(
     """Serves on a bound socket until a signal; then drains. `dialects`: None = those of this environment."""
     from lmkit_http.app import build_app
 
-    settings = _known_to(settings)
+    settings = known_to(settings)
     app = build_app(llm, settings, dialects)
-    how = transport(app, settings, timeout_graceful_shutdown=5, backlog=_BACKLOG)
+    how = transport(app, settings, timeout_graceful_shutdown=5, backlog=BACKLOG)
     server = Server(how, app.state.backend, certificate)
+    server.beside = bind_beside(settings, sock)
     await _until_signal(server, llm, sock, sock, settings, on_ready)
 
 
@@ -169,19 +174,17 @@ async def run_crew(
     dialects: Sequence[Dialect] | None = None,
 ) -> None:
     """The same by several processes: `crew` answers on the socket, this one what they hand on to it."""
-    import socket as sockets
-
     from lmkit_http.app import build_app
     from lmkit_http.handing import DOOR, Part, counts_of
 
-    settings = _known_to(settings)
+    settings = known_to(settings)
     app = build_app(llm, settings, dialects, Part(crew.folder, counts_of(crew.folder, settings), int(time.time())))
-    how = transport(app, settings, timeout_graceful_shutdown=5, backlog=_BACKLOG)
+    how = transport(app, settings, timeout_graceful_shutdown=5, backlog=BACKLOG)
     server = Server(how, app.state.backend, crew=crew)
-    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as door:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
         door.bind(str(crew.folder / DOOR))
         sock.setblocking(False)
-        sock.listen(_BACKLOG)  # from now on clients wait, whoever of the crew is there
+        sock.listen(BACKLOG)  # from now on clients wait, whoever of the crew is there
         first = partial(crew.start, app.state.backend, plan)
         try:
             await _until_signal(server, llm, door, sock, settings, on_ready, first)
@@ -189,11 +192,11 @@ async def run_crew(
             crew.disconnect()
 
 
-def _known_to(settings: ServerSettings) -> ServerSettings:
+def known_to(settings: ServerSettings) -> ServerSettings:
     """Without a key a web page must not reach us through a name that resolves to this machine."""
     if settings.uds or settings.api_keys or settings.allowed_hosts or not is_loopback(settings.host):
         return settings
-    return _with_hosts(settings)
+    return replace(settings, local_hosts=True, allowed_hosts=(settings.host,))
 
 
 async def _until_signal(
@@ -225,21 +228,16 @@ def transport(app: Any, settings: ServerSettings, **options: Any) -> uvicorn.Con
     """How the application is served on a socket."""
     from lmkit_http.protocol import BoundedProtocol
 
-    protocol: Any = partial(BoundedProtocol, door=app.state.door)  # called as the class would be
+    door = getattr(getattr(app, "state", None), "door", None)
+    protocol: Any = partial(BoundedProtocol, door=door)  # called as the class would be
     return uvicorn.Config(
         app, http=protocol, log_config=None, log_level="warning",
-        access_log=False, server_header=False,
+        access_log=False, server_header=False, timeout_keep_alive=settings.keep_alive,  # type: ignore[arg-type]
         lifespan="off", ws="none", h11_max_incomplete_event_size=settings.max_headers, **options,
     )  # fmt: skip
 
 
-def _with_hosts(settings: ServerSettings) -> ServerSettings:
-    from lmkit_http.gate import LOCAL_HOSTS
-
-    return replace(settings, allowed_hosts=tuple(sorted(LOCAL_HOSTS | {settings.host.lower()})))
-
-
-class Server(uvicorn.Server):
+class Server(AcceptingServer):
     """uvicorn with our own signals: drain first, then stop. A second signal stops at once."""
 
     def __init__(
@@ -255,6 +253,7 @@ class Server(uvicorn.Server):
             config.load()
             config.ssl = certificate.context
         self._stopping: asyncio.Task[None] | None = None
+        self.beside: list[socket.socket] = []  # where it listens, too
 
     async def run_until_signal(self, sock: socket.socket, ready: Callable[[], Awaitable[None]]) -> None:
         """Raises what the engine died of, when no signal came first."""
@@ -264,13 +263,9 @@ class Server(uvicorn.Server):
             loop.add_signal_handler(s, self.stop)
         if self._crew is not None:
             self._crew.on_end = self._end
-        # else a busy server, which takes long from one look to the next, leaves new connections waiting for seconds
-        again = [sock.dup() for _ in range(_ACCEPTED - 1)]
         try:
-            await self.run_until_told([sock, *again], ready, [self._watch(), figures(self.backend)])
+            await self.run_until_told(sock, ready, [self._watch(), figures(self.backend)])
         finally:
-            for listener in again:
-                listener.close()
             for s in signals:
                 loop.remove_signal_handler(s)
         if self._stopping is None and (failure := self.backend.client.failure) is not None:
@@ -280,24 +275,33 @@ class Server(uvicorn.Server):
 
     async def run_until_told(
         self,
-        sockets: list[socket.socket],
+        sock: socket.socket | None,
         ready: Callable[[], Awaitable[None]],
         beside: Iterable[Coroutine[Any, Any, None]],
     ) -> None:
-        """Until it is told to stop. `beside`: what is done meanwhile."""
+        """Until it is told to stop. `sock`: where it accepts connections; None: `ready` sees to that. `beside`: what is
+        done meanwhile."""
         tasks = [asyncio.ensure_future(work) for work in beside]
+        listeners = [sock, *self.beside] if sock is not None else []
         if self._certificate is not None:
             tasks.append(asyncio.ensure_future(self._certificate.watch()))
-        serving = asyncio.ensure_future(self._serve(sockets))
+        serving = asyncio.ensure_future(self._serve([]))
         try:
             while not (self.started or serving.done()):
                 await asyncio.sleep(0.005)
             if not serving.done():
+                for listener in listeners:
+                    listener.setblocking(False)
+                    listener.listen(BACKLOG)
+                    self.accept(Acceptor(listener, self))
                 await ready()
             await serving
         finally:
             for task in (serving, *tasks):
                 task.cancel()
+            for listener in listeners:
+                if listener.family != socket.AF_UNIX:  # whose path `release` removes
+                    listener.close()
 
     async def _watch(self) -> None:
         """Without an engine there is nothing to serve: after a while in which clients learn it, the server ends.
@@ -340,6 +344,12 @@ class Server(uvicorn.Server):
         await asyncio.sleep(_LINGER)  # requests that were on their way get their 503, not a closed connection
         backend.client.drain()
         self.should_exit = True
+
+
+def short_turns() -> None:
+    """Threads that prepare requests take shorter turns at the interpreter. The event loop waits for one such turn each
+    time it comes back from the system, so that beside busy threads the default (5 ms) makes it ten times slower."""
+    sys.setswitchinterval(min(_TURN, sys.getswitchinterval()))
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

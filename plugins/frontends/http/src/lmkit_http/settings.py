@@ -8,14 +8,16 @@ from typing import Literal
 
 from lmkit.api import ConfigError
 
-OPENABLE = ("/health", "/metrics", "/version", "/load")  # what says nothing of prompts, models or clients
+# probes of orchestrators, routers and hosts of containers, which have no key; all else needs one when there is one
+OPEN_PATHS = frozenset({"/live", "/ready", "/health", "/ping"})
+OPENABLE = ("/metrics", "/version", "/load")  # what says nothing of prompts, models or clients
 
 
 @dataclass(frozen=True)
 class ServerSettings:
     """Limits are per request unless they say otherwise. Raises ConfigError for a key that would open to anyone."""
 
-    host: str = "127.0.0.1"
+    host: str = "localhost"  # 127.0.0.1, and ::1 where there is IPv6
     port: int = 8000
     uds: str = ""  # path of a Unix socket to listen on instead
     tls_cert: str = ""  # file, PEM: the certificate and those that vouch for it; "": plain HTTP
@@ -28,7 +30,8 @@ class ServerSettings:
     open_priority: bool = False  # every client may ask to be served before others
     cors_origins: tuple[str, ...] = ()  # sites whose pages may ask, beside our own page; '*': all
     insecure: bool = False  # allow a public address without a key
-    allowed_hosts: tuple[str, ...] = ()  # accepted Host headers; empty: any, but only local names without a key
+    allowed_hosts: tuple[str, ...] = ()  # accepted Host headers, of .NAME all below it; empty: any, unless:
+    local_hosts: bool = False  # only names of this machine and of its networks, beside `allowed_hosts`; addresses pass
     max_body: int | None = None  # bytes; None: what the model can use of one
     max_bodies: int = 64 << 20  # bytes, bodies of all requests that are being read together
     max_headers: int = 64 << 10  # bytes, all headers together
@@ -37,8 +40,9 @@ class ServerSettings:
     key_requests: int | None = None  # a minute, of each key
     key_tokens: int | None = None  # a minute, of each key: of prompts as they come, of answers as they end
     key_concurrent: int | None = None  # requests of a key that are in at once
+    keep_alive: float = 75.0  # seconds that an idle connection is kept: longer than clients and proxies keep theirs
     drain_timeout: float = 30.0  # seconds that running requests get after SIGTERM
-    unknown_fields: Literal["refuse", "warn"] = "refuse"  # of requests, those that say something
+    unknown_fields: Literal["warn", "refuse"] = "warn"  # warn: dropped, and named in a header of the answer
     traces: str = ""  # address of an OpenTelemetry collector (OTLP over HTTP); empty: none are made
     profile_dir: str = ""  # where recordings of steps are written; empty: none are made
     served_names: tuple[str, ...] = ()  # of the model, the main one first; empty: as the engine says
@@ -56,11 +60,11 @@ class ServerSettings:
                 f"{self.api_workers} processes cannot answer HTTP here", fix="leave out --api-workers: it is one"
             )
         for path in self.open_paths:
-            if path not in OPENABLE:
+            if path not in OPENABLE and path not in OPEN_PATHS:
                 raise ConfigError(
                     f"{path!r} always needs the key", fix=f"only these can be open: {', '.join(OPENABLE)}"
                 )
-        for name in ("max_seconds", "key_requests", "key_tokens", "key_concurrent"):
+        for name in ("keep_alive", "max_seconds", "key_requests", "key_tokens", "key_concurrent"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} is {value}", fix="give a positive number, or leave it out: no limit")

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
 from lmkit_http.dialect import Dialect
+from lmkit_http.error_bodies import written_error, written_error_chunk
 from lmkit_http.errors import error_response, info_of, public
 
 T = TypeVar("T")
 FIRST_WAIT = 1.0  # seconds in which an error before the first event still gets its own HTTP status
+SILENCE = 8.0  # seconds without a chunk after which a stream says that it waits; proxies cut silence of 60 s
 
 
 class ClientGone(Exception):
@@ -58,6 +62,12 @@ class _Head:
         self._send, self._message = send, message
         self._early: asyncio.Future[None] | None = None  # being sent by the timer
         self.begun = False
+        self._complete = False  # it has been sent
+
+    @property
+    def may_be_followed(self) -> bool:
+        """Whether somebody who awaits `sent` may send what comes behind it."""
+        return self._complete or self._early is not None
 
     def begin(self) -> None:
         if not self.begun:
@@ -68,13 +78,49 @@ class _Head:
         if not self.begun:
             self.begun = True
             await self._send(self._message)
+            self._complete = True
         elif self._early is not None:
-            early, self._early = self._early, None
-            await early
+            await asyncio.shield(self._early)  # others may wait for it, too
+            self._early, self._complete = None, True
 
     def cancel(self) -> None:
         if self._early is not None:
             self._early.cancel()
+
+
+class _Pauses:
+    """While no chunk comes, something that no parser sees is sent from time to time, once the head has been sent."""
+
+    def __init__(self, send: Send, head: _Head, waiting: bytes) -> None:
+        self._send, self._head, self._waiting = send, head, waiting
+        self._loop = asyncio.get_running_loop()
+        self._at = self._loop.time()  # of the last chunk
+        self._whole = True  # no chunk was sent yet, or the last one ended with its line
+        self._sending: asyncio.Future[None] | None = None
+        self._timer = self._loop.call_later(SILENCE, self._look) if waiting else None
+
+    def chunk(self, chunk: bytes) -> None:
+        """A chunk is about to be sent."""
+        self._at, self._whole = self._loop.time(), chunk.endswith(b"\n")
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        if now - self._at >= SILENCE:
+            self._at = now
+            if self._whole and self._head.may_be_followed and (self._sending is None or self._sending.done()):
+                self._sending = asyncio.ensure_future(self._say())
+        self._timer = self._loop.call_at(self._at + SILENCE, self._look)
+
+    async def _say(self) -> None:
+        with suppress(OSError):  # the client left, which is seen elsewhere
+            await self._head.sent()
+            await self._send(_body(self._waiting))
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
 
 
 class EventResponse:
@@ -104,8 +150,10 @@ class EventResponse:
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         head = _Head(send, {"type": "http.response.start", "status": 200, "headers": self._headers()})
         timer = asyncio.get_running_loop().call_later(FIRST_WAIT, head.begin)
+        pauses = _Pauses(send, head, self._dialect.waiting())
         try:
             async for chunk in self._chunks:
+                pauses.chunk(chunk)
                 await head.sent()
                 await send(_body(chunk))
             await head.sent()
@@ -117,9 +165,10 @@ class EventResponse:
                 return
             self._log(error)
             await head.sent()
-            await send(_body(self._dialect.error_chunk(public(info_of(error)))))
+            await send(_body(written_error_chunk(self._dialect, public(info_of(error)))))
         finally:
             timer.cancel()
+            pauses.cancel()
             head.cancel()
         await send({"type": "http.response.body", "body": self._dialect.stream_end, "more_body": False})
 
@@ -130,7 +179,7 @@ class EventResponse:
 
     async def _refuse(self, error: BaseException, scope: Scope, receive: Receive, send: Send) -> None:
         self._log(error)
-        response = error_response(info_of(error), self._dialect.error)
+        response = error_response(info_of(error), partial(written_error, self._dialect))
         self.status_code = response.status_code
         await response(scope, receive, send)
 

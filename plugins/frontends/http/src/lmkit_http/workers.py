@@ -1,7 +1,8 @@
-"""Threads that prepare requests: parsing, rendering, tokenizing. Large requests have some of their own.
+"""Threads that prepare requests: parsing, rendering, tokenizing. Large requests have some of their own, and so do those
+that read and write files.
 
-So small requests are never behind large ones, and the event loop is behind none. How many may wait follows from the
-bytes of bodies that may be in memory together (see lmkit_http.body).
+So small requests are never behind large ones or behind a disk, and the event loop is behind none. How many may wait
+follows from the bytes of bodies that may be in memory together (see lmkit_http.body).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 LARGE = 128 << 10  # bytes
 _SMALL_THREADS = 4
+_FILE_THREADS = 8  # most of them wait for a disk
 _TRIM_AFTER = 0.3  # seconds
 
 Result = TypeVar("Result")
@@ -27,11 +29,14 @@ class Workers:
     def __init__(self) -> None:
         self._small = ThreadPoolExecutor(_SMALL_THREADS, "lmkit-prepare")
         self._large = ThreadPoolExecutor(min(4, max(1, (os.cpu_count() or 1) // 2)), "lmkit-prepare-large")
+        self._files = ThreadPoolExecutor(_FILE_THREADS, "lmkit-files")
         self._trims = False  # memory is about to be given back
 
-    async def run(self, size: int, work: Callable[..., Result], *args: Any) -> Result:
-        """`work(*args)` in a thread. `size`: bytes that came with the request."""
+    async def run(self, size: int, work: Callable[..., Result], *args: Any, files: bool = False) -> Result:
+        """`work(*args)` in a thread. `size`: bytes that came with the request; `files`: it reads or writes files."""
         loop = asyncio.get_running_loop()
+        if files:
+            return await loop.run_in_executor(self._files, work, *args)
         if size <= LARGE:
             return await loop.run_in_executor(self._small, work, *args)
         future = loop.run_in_executor(self._large, work, *args)

@@ -7,16 +7,16 @@ from typing import cast
 
 from lmkit.api import InvalidParam, SamplingParams
 
-from lmkit_python.front.ask import PROMPT, ChatAsk, Messages, Prompt, TextAsk, chat_asks, is_list, text_asks
+from lmkit_python.front.ask import PROMPT, ChatAsk, Messages, PromptInput, TextAsk, chat_asks, is_list, text_asks
 
 
 def one_ask(
-    prompt: Prompt | Messages, params: SamplingParams | None = None, *, n: int = 1, adapter: str | None = None
+    prompt: PromptInput | Messages, params: SamplingParams | None = None, *, n: int = 1, adapter: str | None = None
 ) -> TextAsk | ChatAsk:
     """A text or token ids are continued, messages are answered. Raises InvalidParam for several of them."""
-    if is_list(prompt) and prompt and isinstance(prompt[0], Mapping):
+    if not isinstance(prompt, Mapping) and is_list(prompt) and prompt and isinstance(prompt[0], Mapping):
         return chat_asks(cast(Messages, prompt), params, n=n, adapter=adapter)[0]
-    asks = text_asks(cast(Prompt, prompt), params, n, adapter)
+    asks = text_asks(cast(PromptInput, prompt), params, n, adapter)
     if len(asks) != 1:
         raise InvalidParam("prompt", prompt, f"{PROMPT}, or a conversation")
     return asks[0]

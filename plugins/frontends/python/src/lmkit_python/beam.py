@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from lmkit.api import Beams, FinishReason, InvalidParam, SamplingParams, Tokenizer, TokenLogprob
 
-from lmkit_python.front.ask import Adapters, Prompt, TextAsk, text_asks
+from lmkit_python.front.ask import Adapters, Prompts, TextAsk, text_asks
 from lmkit_python.front.run import check_finish
 from lmkit_python.outputs import output_of
 
@@ -71,7 +71,7 @@ class BeamSearchOutput:
     sequences: list[BeamSearchSequence]
 
 
-def beam_asks(prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, adapter: Adapters) -> list[TextAsk]:
+def beam_asks(prompts: Prompts, params: BeamSearchParams, adapter: Adapters) -> list[TextAsk]:
     """The asks of `LLM.beam_search`, one per prompt. Raises InvalidParam."""
     if not isinstance(params, BeamSearchParams):
         raise InvalidParam("params", params, "BeamSearchParams")

@@ -42,7 +42,18 @@ from lmkit.text.stream import Finish, OutputEvent
 
 from lmkit_python.asks import one_ask
 from lmkit_python.beam import BeamSearchOutput, BeamSearchParams, beam_asks, beam_output
-from lmkit_python.front.ask import Adapters, Ask, Messages, Params, Prompt, chat_asks, one_text_ask, text_asks
+from lmkit_python.elsewhere import check_options
+from lmkit_python.front.ask import (
+    Adapters,
+    Ask,
+    Messages,
+    Params,
+    PromptInput,
+    Prompts,
+    chat_asks,
+    one_text_ask,
+    text_asks,
+)
 from lmkit_python.front.message import Change
 from lmkit_python.front.prepare import Turn, prepare_all
 from lmkit_python.front.run import Generation, GenerationFailed, at_once, check_finish, check_taken, play
@@ -102,7 +113,7 @@ class LLM(PoolingCalls, LifeCalls):
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompts,
         params: Params = None,
         *,
         n: int = 1,
@@ -144,7 +155,7 @@ class LLM(PoolingCalls, LifeCalls):
 
     def beam_search(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompts,
         params: BeamSearchParams,
         *,
         adapter: Adapters = None,
@@ -166,7 +177,7 @@ class LLM(PoolingCalls, LifeCalls):
         """The answer as it is made: Text, Reasoning, Tool* events and a Finish. Leaving the iterator early aborts."""
         yield from self._stream(chat_asks([messages], params, tools=tools, template_options=template_options))
 
-    def stream_text(self, prompt: Prompt | Messages, params: SamplingParams | None = None) -> Iterator[str]:
+    def stream_text(self, prompt: PromptInput | Messages, params: SamplingParams | None = None) -> Iterator[str]:
         """The text of an answer as it is made; of a conversation, without reasoning and calls. Raises what ends it."""
         with closing(self.changes(one_ask(prompt, params))) as changes:
             for turn, change in changes:
@@ -174,7 +185,7 @@ class LLM(PoolingCalls, LifeCalls):
                     yield change.content
                 check_finish(turn)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[OutputEvent]:
+    def stream(self, prompt: PromptInput, params: SamplingParams | None = None) -> Iterator[OutputEvent]:
         """The completion as it is made: Text events and a Finish. Leaving the iterator early aborts."""
         yield from self._stream(one_text_ask(prompt, params))
 
@@ -311,11 +322,15 @@ class AsyncLLM(PoolingCalls):
         """The tokenizer loads here while the weights load there."""
         config, host = self.config, self._host
         resolved, checkpoint, _ = self._resolution or resolve(config, host)
-        make = partial(ProcessClient, config, resolved, checkpoint, self._progress, factory=self._factory)
-        engine = partial(Supervised, make, self._restarts)
-        client: Supervised | Replicas = engine(first=make(process=self._process))
+
+        def engine(replica: int) -> Supervised:
+            plan = resolved.for_replica(replica)
+            make = partial(ProcessClient, config, plan, checkpoint, self._progress, factory=self._factory)
+            return Supervised(make, self._restarts, first=make(process=self._process) if not replica else None)
+
+        client: Supervised | Replicas = engine(0)
         if config.parallel.dp > 1:
-            client = Replicas([client, *(engine() for _ in range(config.parallel.dp - 1))])
+            client = Replicas([client, *map(engine, range(1, config.parallel.dp))])
         starting = asyncio.ensure_future(client.start())
         await asyncio.sleep(0)  # the process is spawned before this one gets busy
         try:
@@ -363,7 +378,12 @@ class AsyncLLM(PoolingCalls):
         return self._life
 
     async def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, n: int = 1, adapter: Adapters = None
+        self,
+        prompts: Prompts,
+        params: Params = None,
+        *,
+        n: int = 1,
+        adapter: Adapters = None,
     ) -> list[RequestOutput]:
         """As `LLM.generate`."""
         return outputs_of(await self._run(text_asks(prompts, params, n, adapter)))
@@ -388,13 +408,15 @@ class AsyncLLM(PoolingCalls):
         return outputs_of(await self._run(asks))
 
     async def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, adapter: Adapters = None
+        self, prompts: Prompts, params: BeamSearchParams, *, adapter: Adapters = None
     ) -> list[BeamSearchOutput]:
         """As `LLM.beam_search`."""
         groups = await self._run(beam_asks(prompts, params, adapter))
         return [beam_output(group, params, self.text.tokenizer) for group in groups]
 
-    async def stream_text(self, prompt: Prompt | Messages, params: SamplingParams | None = None) -> AsyncIterator[str]:
+    async def stream_text(
+        self, prompt: PromptInput | Messages, params: SamplingParams | None = None
+    ) -> AsyncIterator[str]:
         """As `LLM.stream_text`."""
         async with aclosing(self._stream([one_ask(prompt, params)])) as events:
             async for event in events:
@@ -403,7 +425,7 @@ class AsyncLLM(PoolingCalls):
                 elif isinstance(event, Finish) and event.error is not None:
                     raise GenerationFailed(event.error)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[OutputEvent]:
+    def stream(self, prompt: PromptInput, params: SamplingParams | None = None) -> AsyncIterator[OutputEvent]:
         """As `LLM.stream`."""
         return self._stream(one_text_ask(prompt, params))
 
@@ -492,6 +514,7 @@ def _config(
     """Raises ConfigError."""
     if config is not None and (options or model is not None):
         raise ConfigError(f"{who}: give either config= or a model and options", fix="put everything into config")
+    check_options(who, options)
     if model is not None:
         options["model"] = fspath(model)
     return config or from_options(options)

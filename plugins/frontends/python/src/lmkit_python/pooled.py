@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmkit.api import PoolingParams, UnsupportedTask
 
-from lmkit_python.front.ask import Ask, PoolAsk, Prompt, ScoreAsk, as_prompts
+from lmkit_python.front.ask import Ask, PoolAsk, Prompts, ScoreAsk, as_prompts
 from lmkit_python.front.prepare import Turn
 from lmkit_python.front.vectors import scores_of
 from lmkit_python.outputs import pooling_output
@@ -31,25 +31,37 @@ class PoolingCalls:
         def _read(self, asks: Sequence[Ask], read: Callable[[list[list[Turn]]], Any]) -> Any: ...
 
     def encode(
-        self, prompts: Prompt | Sequence[Prompt], params: PoolingParams | None = None, *, truncate: int | None = None
+        self,
+        prompts: Prompts,
+        params: PoolingParams | None = None,
+        *,
+        truncate: int | None = None,
     ) -> Any:
         """A PoolingOutput per prompt for any task; default: the model's own."""
         asks = [PoolAsk(prompts=[prompt], params=params, limit=truncate) for prompt in as_prompts(prompts)]
         return self._read(asks, lambda groups: [pooling_output(turn) for (turn,) in groups])
 
     def embed(
-        self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, truncate: int | None = None
+        self,
+        prompts: Prompts,
+        *,
+        dimensions: int | None = None,
+        truncate: int | None = None,
     ) -> Any:
         """A PoolingOutput per prompt whose `data` [size] float32 is its embedding."""
         return self.encode(prompts, PoolingParams("embed", dimensions), truncate=truncate)
 
     def classify(
-        self, prompts: Prompt | Sequence[Prompt], *, activation: bool | None = None, truncate: int | None = None
+        self,
+        prompts: Prompts,
+        *,
+        activation: bool | None = None,
+        truncate: int | None = None,
     ) -> Any:
         """A PoolingOutput per prompt whose `data` has a score per class; `facts.pooler.labels` names them."""
         return self.encode(prompts, PoolingParams("classify", activation=activation), truncate=truncate)
 
-    def reward(self, prompts: Prompt | Sequence[Prompt], *, truncate: int | None = None) -> Any:
+    def reward(self, prompts: Prompts, *, truncate: int | None = None) -> Any:
         """A PoolingOutput per prompt with scores before any activation: one vector, or one per token."""
         pooler = self.facts.pooler
         if pooler is None or pooler.task not in ("classify", "token_classify"):

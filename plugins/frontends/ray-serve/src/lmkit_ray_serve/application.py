@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lmkit.api import EngineDead
+from lmkit.api import EngineDead, LmkitError
 from lmkit.config import EngineConfig, from_dict, to_dict
+from lmkit_http.body import Bodies
+from lmkit_http.errors import error_response
 from lmkit_http.limits import MOST_BODY
 from lmkit_http.settings import ServerSettings
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from lmkit_ray_serve.asgi import Asked, Head, call
 from lmkit_ray_serve.router import PrefixRouter, beginning
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lmkit.ray")
 
+MOST_TOGETHER = 64 << 20  # bytes, bodies of all requests
 TRIES = 3  # of a request that no replica has begun to answer
 DRAIN_SECONDS = 30.0  # that a replica which goes gets for what it answers
 DROPPED = (b"content-length", b"transfer-encoding", b"connection")  # the front has its own
@@ -57,21 +60,22 @@ class Front:
 
     def __init__(self, replicas: DeploymentHandle, max_body: int) -> None:
         """`max_body`: bytes of a body that are passed on; what is of use is for a replica to say."""
-        self._ask, self._max_body = replicas.options(stream=True, method_name="ask"), max_body
+        self._ask = replicas.options(stream=True, method_name="ask")
+        self._bodies = Bodies(max_body, MOST_TOGETHER)
 
     async def __call__(self, request: Request) -> Response:
-        body = bytearray()
         try:
-            async for part in request.stream():
-                body += part
-                if len(body) > self._max_body:
-                    message = f"the body is larger than {self._max_body} bytes"
-                    return _refusal(413, message, "invalid_request_error", "body-too-large")
+            async with self._bodies.read(request) as body:
+                return await self._answer(request, bytes(body))
         except ClientDisconnect:
             return Response(status_code=499)
+        except LmkitError as e:
+            return error_response(e.info())
+
+    async def _answer(self, request: Request, body: bytes) -> Response:
         client = (request.client.host, request.client.port) if request.client is not None else None
         asked = Asked(
-            request.method, request.url.path, request.url.query.encode(), list(request.headers.raw), client, bytes(body)
+            request.method, request.url.path, request.url.query.encode(), _plain(request.headers.raw), client, body
         )
         for _ in range(TRIES):
             answer = self._ask.remote(*beginning(asked.body), asked)
@@ -83,11 +87,12 @@ class Front:
             response = StreamingResponse(_rest(answer), status_code=status)
             response.raw_headers = [(name, value) for name, value in headers if name.lower() not in DROPPED]
             return response
-        return _refusal(503, "no replica answers", "server_error", "engine-dead", {"Retry-After": "5"})
+        return error_response(EngineDead("no replica answers").info(), retry_after=5.0)
 
 
-def _refusal(status: int, message: str, type: str, code: str, headers: Mapping[str, str] | None = None) -> Response:
-    return JSONResponse({"error": {"message": message, "type": type, "code": code}}, status, headers)
+def _plain(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Headers for a body that was read here."""
+    return [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
 
 
 async def _rest(answer: Any) -> AsyncIterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,8 @@ def read_lines(path: Path, begin: int = 0, end: int | None = None) -> Iterator[L
         number, _ = 0, file.seek(begin)
         while (end is None or file.tell() < end) and (raw := file.readline(MAX_LINE + 1)):
             number += 1
+            if begin == 0 and number == 1:
+                raw = raw.removeprefix(BOM_UTF8)  # which editors and shells of Windows write
             if len(raw) > MAX_LINE:
                 yield Fault("line_too_long", f"a line has more than {MAX_LINE} bytes", number)
                 return

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import monotonic
 
 import httpx
+from lmkit.api import EngineBusy, ErrorInfo, LmkitError
+from lmkit_http.body import Bodies
+from lmkit_http.errors import error_response
+from lmkit_http.limits import MOST_BODY
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from lmkit_split.prompts import prompt_only
 
 log = logging.getLogger("lmkit.split")
 
-MOST_BYTES = 64 << 20  # of a body
+MOST_TOGETHER = 64 << 20  # bytes, bodies of all requests
+MOST_REQUESTS = 2048  # that are being answered
 PAUSE = 10.0  # seconds for which a server that could not be reached is not asked
 CONNECT_SECONDS = 2.0
 HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
      "upgrade", "host", "content-length")
 )  # fmt: skip
+# of a request: its body is plain here, and whoever sent it was checked
+READ_HERE = HOP | {"content-encoding", "origin"}
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"]
 
 
@@ -51,6 +58,8 @@ class Split:
     prefill_seconds: float = 60.0
     transport: httpx.AsyncBaseTransport | None = None
     client: httpx.AsyncClient = field(init=False)
+    bodies: Bodies = field(default_factory=lambda: Bodies(MOST_BODY, MOST_TOGETHER))
+    running: int = 0  # requests whose answers have not begun
 
     def __post_init__(self) -> None:
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
@@ -58,13 +67,23 @@ class Split:
         self.client = httpx.AsyncClient(timeout=timeout, limits=limits, transport=self.transport, trust_env=False)
 
     async def handle(self, request: Request) -> Response:
+        """Raises nothing: errors are answers."""
+        num = self.running + sum(server.running for server in (*self.prefill, *self.decode))
+        if num >= MOST_REQUESTS:
+            return error_response(EngineBusy(f"{num} requests are being answered", fix="try again in a while").info())
+        self.running += 1
         try:
-            body = await _body(request)
+            async with self.bodies.read(request) as body:
+                return await self._answer(request, bytes(body))
         except ClientDisconnect:
             return Response(status_code=499)
-        if body is None:
-            return _error(413, f"the body has more than {MOST_BYTES} bytes")
-        headers = [(k, v) for k, v in request.headers.raw if k.decode("latin-1").lower() not in HOP]
+        except LmkitError as e:
+            return error_response(e.info())
+        finally:
+            self.running -= 1
+
+    async def _answer(self, request: Request, body: bytes) -> Response:
+        headers = [(k, v) for k, v in request.headers.raw if k.decode("latin-1").lower() not in READ_HERE]
         if request.method == "POST" and len(body) >= self.min_bytes:
             await self._compute_prompt(request.url.path, body, headers)
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
@@ -84,12 +103,12 @@ class Split:
             response = StreamingResponse(_parts(server, answer), status_code=answer.status_code)
             response.raw_headers = kept
             return response
-        return _error(502, "no server behind this address can be reached")
+        return error_response(ErrorInfo("unreachable", "no server behind this address can be reached", status=502))
 
     async def _compute_prompt(self, path: str, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         """Whatever comes of it, the answer is asked for next."""
-        asked = prompt_only(path, body)
         servers = _free(self.prefill)
+        asked = await asyncio.to_thread(prompt_only, path, body) if servers else None
         if asked is None or not servers:
             return
         server = servers[0]
@@ -101,16 +120,6 @@ class Split:
             server.rest(e)
         finally:
             server.running -= 1
-
-
-async def _body(request: Request) -> bytes | None:
-    """None: it is too long."""
-    data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > MOST_BYTES:
-            return None
-    return bytes(data)
 
 
 def _free(servers: Sequence[Server]) -> list[Server]:
@@ -128,16 +137,6 @@ async def _parts(server: Server, answer: httpx.Response) -> AsyncIterator[bytes]
         await answer.aclose()
 
 
-def _error(status: int, message: str) -> JSONResponse:
-    return JSONResponse({"error": {"message": message, "type": "server_error", "code": status}}, status_code=status)
-
-
 def make_app(split: Split) -> Starlette:
-    """The front as an ASGI application."""
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        yield
-        await split.client.aclose()
-
-    return Starlette(routes=[Route("/{path:path}", split.handle, methods=METHODS)], lifespan=lifespan)
+    """The front as an ASGI application. It has no checks of keys and hosts: see `lmkit_http.bounded.gated`."""
+    return Starlette(routes=[Route("/{path:path}", split.handle, methods=METHODS)])

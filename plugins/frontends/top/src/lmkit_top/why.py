@@ -74,6 +74,7 @@ class Story(msgspec.Struct):
     model: str
     running: bool
     choices: list[Choice]
+    dropped_fields: list[str] = []
 
 
 def why(
@@ -111,6 +112,8 @@ def shown(story: Story) -> RenderableType:
     about = Text(f"{_plain(story.route)}  {_plain(story.model)}", style="cyan")
     if story.running:
         about.append("  it is running", style="green")
+    if story.dropped_fields:
+        about.append(f"\ndropped fields: {', '.join(map(_plain, story.dropped_fields))}", style="yellow")
     return Panel(Group(title, about, *(part for choice in story.choices for part in _choice(choice, story))))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import llguidance
 import numpy as np
-from lmkit.api import Grammar, GrammarError, Vocabulary
+from lmkit.api import Grammar, GrammarError, Vocabulary, checked_schema
 from lmkit_structured_output_masks.sources import choices_of, json_of
 
 from lmkit_grammar_llguidance.lark import MAX_DEPTH as MAX_TAG_DEPTH
@@ -167,10 +167,8 @@ class _Tokens:
         return ids
 
 
-def check_schema(schema: object) -> None:
+def _refuse(schema: object) -> None:
     """Refuses what llguidance would pass over. Raises GrammarError."""
-    if not isinstance(schema, (dict, bool)):
-        raise GrammarError("a JSON schema is an object")
     if schema is False:
         raise GrammarError("nothing satisfies the schema false")
     if _CONTROL.search(json.dumps(schema)):
@@ -181,7 +179,8 @@ def check_schema(schema: object) -> None:
 
 def _enforceable(schema: Any) -> dict[str, Any]:
     """In the words that llguidance enforces. Raises GrammarError."""
-    check_schema(schema)
+    schema = checked_schema(schema)
+    _refuse(schema)
     return rewrite(schema)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from lmkit.api import GrammarError
+from lmkit.api import GrammarError, schema_keywords
 
 Schema = Mapping[str, Any] | bool
 MAX_PARTS = 50_000  # subschemas of one schema
@@ -110,6 +110,7 @@ class References:
         if not isinstance(schema, dict):
             raise GrammarError(f"a JSON schema is an object, not {str(schema)[:60]!r}")
         base = self._base.get(id(schema), base)
+        schema = schema_keywords(schema)  # a reference may lead to what is no part of the schema otherwise
         made: dict[str, Any] = {}
         if "$ref" in schema:
             if not isinstance(schema["$ref"], str):

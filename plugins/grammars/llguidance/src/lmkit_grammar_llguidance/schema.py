@@ -15,6 +15,8 @@ from typing import Any
 from lmkit.api import GrammarError
 
 from lmkit_grammar_llguidance.logic import Logic, names
+from lmkit_grammar_llguidance.numbers import with_exact_numbers
+from lmkit_grammar_llguidance.patterns import with_names
 from lmkit_grammar_llguidance.references import TYPES, References, Schema
 
 MAX_PARTS = 50_000  # of the schema that is made
@@ -55,7 +57,7 @@ class Rewriter:
         if not can_end(root, self._made):
             raise GrammarError("nothing satisfies it")
         root = {} if root is True else root
-        return {**root, "$defs": self._made} if self._made else root
+        return with_exact_numbers({**root, "$defs": self._made} if self._made else root)
 
     def _rewrite(self, schema: Schema) -> Any:
         if isinstance(schema, bool):
@@ -75,6 +77,7 @@ class Rewriter:
             self._depth -= 1
 
     def _in_other_words(self, schema: Mapping[str, Any]) -> Any:
+        schema = with_names(schema)
         hard = [key for key in schema if key in _HARD]
         if hard:
             values = self._logic.values(schema)

@@ -13,7 +13,7 @@ import xgrammar
 from lmkit.api import Grammar, GrammarError, Vocabulary
 from lmkit_structured_output_masks.sources import choices_of, json_of
 
-from lmkit_grammar_xgrammar.schema import check, check_anchors
+from lmkit_grammar_xgrammar.schema import check_anchors, enforced
 
 MAX_DEPTH = 128
 _SOURCE = re.compile(r"(\[[\d:.]+\] )?(/[\w.+-]+)+\.\w+:\d+(:\d+)?:? *")  # where in the library something was raised
@@ -50,8 +50,7 @@ class XGrammar:
         compiler = self._compiler
         match grammar.kind:
             case "json_schema":
-                schema = json_of(grammar.source, MAX_DEPTH)
-                check(schema)
+                schema = enforced(json_of(grammar.source, MAX_DEPTH))
                 return compiler.compile_json_schema(json.dumps(schema), any_whitespace=True, strict_mode=False,
                                                     max_whitespace_cnt=32)  # fmt: skip
             case "json_object":
@@ -66,27 +65,27 @@ class XGrammar:
                 choices = " | ".join(map(json.dumps, choices_of(grammar.source)))
                 return compiler.compile_grammar(f"root ::= {choices}")
             case "structural_tag":
-                tag = json_of(grammar.source, MAX_DEPTH)
-                self._check_tag(tag)
+                tag = self._checked_tag(json_of(grammar.source, MAX_DEPTH))
                 return compiler.compile_structural_tag(json.dumps(tag))
         return compiler.compile_grammar(grammar.source)
 
-    def _check_tag(self, tag: Any) -> None:
-        """Every schema in it, and that no text of it is a control token, which would never be written."""
-        stack = [tag]
-        while stack:
-            here = stack.pop()
-            if isinstance(here, dict):
-                if here.get("type") == "json_schema":
-                    check(here.get("json_schema"))
-                    continue
-                if "schema" in here:
-                    check(here["schema"])
-                stack.extend(v for k, v in here.items() if k != "schema")
-            elif isinstance(here, list):
-                stack.extend(here)
-            elif isinstance(here, str) and any(text and text in here for text in self._control):
-                raise GrammarError(f"structural tags with control tokens ({here[:60]!r}) are not supported")
+    def _checked_tag(self, tag: Any) -> Any:
+        """The tag with every schema in it as it is enforced. Raises GrammarError, also for a text of it that is a
+        control token, which would never be written.
+        """
+        if isinstance(tag, dict):
+            is_schema = tag.get("type") == "json_schema"
+            return {
+                key: enforced(part)
+                if key == "schema" or (is_schema and key == "json_schema")
+                else self._checked_tag(part)
+                for key, part in tag.items()
+            }
+        if isinstance(tag, list):
+            return [self._checked_tag(part) for part in tag]
+        if isinstance(tag, str) and any(text and text in tag for text in self._control):
+            raise GrammarError(f"structural tags with control tokens ({tag[:60]!r}) are not supported")
+        return tag
 
 
 class LoadedGrammar:

@@ -37,6 +37,11 @@ class Tiers:
     def has(self, key: KVKey) -> bool:
         return self.memory.has(key) or (self.folder is not None and self.folder.has(key))
 
+    def drop(self, key: KVKey) -> None:
+        self.memory.drop(key)
+        if self.folder is not None:
+            self.folder.drop(key)
+
     def close(self) -> None:
         """What is in memory is lost; files stay."""
         self.memory.close()

@@ -46,6 +46,10 @@ class Server:
         """What was just read need not be written again."""
         return key in self._read
 
+    def drop(self, key: KVKey) -> None:
+        self._read.pop(key, None)
+        self.client.delete(PREFIX + name_of(key))
+
     def close(self) -> None:
         self.client.close()
 

@@ -15,7 +15,7 @@ from lmkit_stores.fingerprint import fingerprint
 from lmkit_stores.frames import opened, sealed
 
 if TYPE_CHECKING:
-    from lmkit.api import Checkpoint, KVConfig, KVKey, ResolvedPlan
+    from lmkit.api import CachedBlock, Checkpoint, KVConfig, KVKey, ResolvedPlan
 
     from lmkit_stores.options import StoreOptions
 
@@ -37,6 +37,9 @@ class Store(Protocol):
     def has(self, key: KVKey) -> bool:
         """Whether writing would be in vain; where that is not known at once, False. From the engine's thread."""
         ...
+
+    # Optional: `drop(key) -> None` removes a frame that turned out to be damaged when it was read, so that the block is
+    # written again the next time it is computed. From the threads that read.
 
     def close(self) -> None:
         """Idempotent, from any thread, also while another one reads."""
@@ -77,7 +80,12 @@ class StoreConnector:
         self._resting = 0.0  # until when the store is left alone
         self._closed = False
         self.num_dropped = 0  # blocks that were not written
-        self.events = Publisher(options.events, kv.specs[0].block_size) if options.events else None
+        self.events = None
+        if options.events:
+            self.events = Publisher(
+                options.events, kv.specs[0].block_size, topic=options.events_topic, replay=options.events_replay,
+                replica=resolved.value("replica", 0),
+            )  # fmt: skip
         for i in range(READERS):
             Thread(target=self._read_all, name=f"lmkit-kv-read-{i}", daemon=True).start()
         Thread(target=self._write_all, name="lmkit-kv-write", daemon=True).start()
@@ -101,9 +109,11 @@ class StoreConnector:
             self._rest(f"had not given all blocks of a request after {self.options.seconds:g} s")
         return job.found
 
+    def cached(self, block: CachedBlock) -> None:
+        if self.events is not None and block.key[0] == 0:
+            self.events.stored(block)
+
     def computed(self, key: KVKey, parent: bytes, tokens: Sequence[int]) -> bool:
-        if self.events is not None and key[0] == 0:
-            self.events.stored(key[1], parent, tokens)
         return self.saves == "computed" and self._wants(key)
 
     def evicted(self, key: KVKey) -> bool:
@@ -183,9 +193,7 @@ class StoreConnector:
             size = self._sizes[key[0]]
             content = coming.get(key) or (opened(key, frame, size) if frame is not None else None)
             if frame is not None and content is None:
-                log.warning(
-                    "a stored block of %d bytes is not what was saved (%d bytes); it is left out", len(frame), size
-                )
+                self._drop_damaged(key, frame, size)
             with self._lock:
                 if job.dropped or self._held + size > self._most:
                     return
@@ -194,6 +202,12 @@ class StoreConnector:
                     self._held += size
                 elif self._whole[key[0]]:
                     return
+
+    def _drop_damaged(self, key: KVKey, frame: bytes, size: int) -> None:
+        log.warning("a stored block of %d bytes is not what was saved (%d bytes); it is removed", len(frame), size)
+        drop = getattr(self.store, "drop", None)
+        if drop is not None:
+            drop(key)
 
     def _write_all(self) -> None:
         while True:

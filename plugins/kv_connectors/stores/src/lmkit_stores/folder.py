@@ -21,16 +21,23 @@ SHARE = 16  # the folder is looked through when a 16th of its size was written
 
 class Folder:
     """Contract: lmkit_stores.Store. Files are written beside and renamed, so nobody reads half of one; a file that
-    disappears while it is read is one that is not there. The least recently used ones are removed beyond `size`."""
+    disappears while it is read is one that is not there. The least recently used ones are removed beyond `size`.
+
+    Files are not forced to disk before they are renamed: what a power cut leaves cut off does not check, and is removed
+    when it is read.
+    """
 
     def __init__(self, path: str, size: int) -> None:
         """`size` in bytes. Raises ConfigError where the folder cannot be made."""
         self.path, self.size = Path(path).expanduser(), size
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_folder()
         except OSError as e:
             raise ConfigError(f"the folder {path} for KV blocks: {e}", fix="name a folder that can be written") from e
         self._unchecked = size  # bytes written since the folder was looked through; at first nobody knows
+
+    def _make_folder(self) -> None:
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _file(self, key: KVKey) -> Path:
         name = name_of(key)
@@ -51,6 +58,7 @@ class Folder:
         if len(frame) > self.size:
             return
         path = self._file(key)
+        self._make_folder()  # somebody may have removed it while the engine runs
         path.parent.mkdir(mode=0o700, exist_ok=True)
         with NamedTemporaryFile(dir=path.parent, delete=False) as file:  # 0600
             try:
@@ -66,6 +74,9 @@ class Folder:
 
     def has(self, key: KVKey) -> bool:
         return self._file(key).exists()
+
+    def drop(self, key: KVKey) -> None:
+        self._file(key).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Files stay: the next engine finds them."""

@@ -49,6 +49,10 @@ class Memory:
     def has(self, key: KVKey) -> bool:
         return key in self._frames
 
+    def drop(self, key: KVKey) -> None:
+        with self._lock:
+            self.nbytes -= len(self._frames.pop(key, b""))
+
     def close(self) -> None:
         with self._lock:
             self._frames.clear()

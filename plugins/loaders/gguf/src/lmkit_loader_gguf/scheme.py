@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from lmkit.api import (
+    CannotSplit,
     CheckpointError,
     IntegerFormat,
     Integers,
     LinearSpec,
     ParamSpec,
-    PluginError,
     QuantFormat,
     QuantScheme,
     UnsupportedModel,
@@ -61,7 +61,7 @@ class GgufFormat(IntegerFormat):
 
     def params(self, layer: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
         if layer.in_features != self.width:
-            raise PluginError(f"{layer.name}: blocks of columns cannot be split over ranks")
+            raise CannotSplit(f"{layer.name}: blocks of columns cannot be split over ranks")
         sizes = []
         for name, rows in zip(self.types, layer.out_features, strict=True):
             kind = KINDS[name]

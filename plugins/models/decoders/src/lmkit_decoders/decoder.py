@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import cast
 
 import torch
-from lmkit.api import BuildContext, Collectives, ConfigError, LinearSpec, ModelInfo, PluginError, StepInputs
+from lmkit.api import BuildContext, CannotSplit, Collectives, ConfigError, LinearSpec, ModelInfo, StepInputs
 from lmkit_layers.attention import grow
 from lmkit_layers.linear import Linear
 from lmkit_layers.norm import Norm, norm_over_ranks
@@ -52,7 +52,7 @@ class SelfAttention(nn.Module):
         more, fewer = sorted((ctx.tp_size, cfg.num_kv_heads), reverse=True)
         if cfg.num_q_heads % ctx.tp_size or more % fewer:
             heads = f"{cfg.num_q_heads} query and {cfg.num_kv_heads} key-value heads"
-            raise PluginError(f"{heads} cannot be split over {ctx.tp_size} ranks")
+            raise CannotSplit(f"{heads} cannot be split over {ctx.tp_size} ranks")
         self.num_all, self.ranks = (cfg.num_q_heads, cfg.num_kv_heads), ctx.collectives
         self.num_q = cfg.num_q_heads // ctx.tp_size
         self.num_kv = max(1, cfg.num_kv_heads // ctx.tp_size)
@@ -89,7 +89,7 @@ class SelfAttention(nn.Module):
         """One rank's part: of its queries, and of the one head of keys and values that they read."""
         q, *kv = qkv.out_features
         if len(kv) != 2 or any(n != kv[0] for n in kv):
-            raise PluginError(f"{qkv.name}: parts {qkv.parts} cannot be split over {num_ranks} ranks")
+            raise CannotSplit(f"{qkv.name}: parts {qkv.parts} cannot be split over {num_ranks} ranks")
         return replace(qkv, out_features=(q // num_ranks, self.num_kv * self.head_dim, self.num_kv * self.head_dim))
 
     def heads(self, h: Tensor, angles: Angles | None, x: StepInputs) -> tuple[Tensor, Tensor, Tensor]:

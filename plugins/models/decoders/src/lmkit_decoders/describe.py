@@ -88,6 +88,21 @@ class MoEConfig(Routing):
     correction: bool = False  # added to the scores for the choice
     shared_size: int = 0  # intermediate size of the shared expert
 
+    def check(self) -> None:
+        """Raises UnsupportedModel for choices that no router can make."""
+        if self.top_k > self.num_experts:
+            raise UnsupportedModel("num_experts_per_tok", self.top_k, f"at most the {self.num_experts} experts")
+        if self.num_experts % self.num_groups:
+            raise UnsupportedModel("n_group", self.num_groups, f"a divisor of the {self.num_experts} experts")
+        share = self.num_experts // self.num_groups
+        if self.top_groups > self.num_groups:
+            raise UnsupportedModel("topk_group", self.top_groups, f"at most the {self.num_groups} groups")
+        if self.top_k > share * self.top_groups:
+            allowed = f"at most {share * self.top_groups}: the experts of {self.top_groups} groups"
+            raise UnsupportedModel("num_experts_per_tok", self.top_k, allowed)
+        if self.num_groups > 1 and self.group_score == "two best" and share < 2:
+            raise UnsupportedModel("n_group", self.num_groups, "groups of at least two experts")
+
     def linears(self, cfg: DecoderConfig, i: int) -> list[LinearSpec]:
         """The linears of layer `i`, experts stacked along the output axis."""
         d, m, e, to = cfg.hidden_size, self.size, self.num_experts, f"layers.{i}.mlp"
@@ -184,6 +199,7 @@ class DecoderConfig:
     mixer: MixerConfig | None = None
     per_layer: tuple[Mapping[str, Any], ...] = ()  # for each layer, fields that differ there; (): none do
     num_unused_layers: int = 0  # that files have after the last one, for drafts
+    length_note: str = ""  # see ModelInfo
     names: Mapping[str, str] = field(default_factory=tensor_names)  # role -> checkpoint module
 
     def __post_init__(self) -> None:
@@ -191,8 +207,12 @@ class DecoderConfig:
             raise UnsupportedModel("num_key_value_heads", self.num_kv_heads, f"a divisor of {self.num_q_heads}")
         if self.head_dim % 2:
             raise UnsupportedModel("head_dim", self.head_dim, "an even number")
-        if self.moe is not None and self.moe.top_k > self.moe.num_experts:
-            raise UnsupportedModel("num_experts_per_tok", self.moe.top_k, f"at most the {self.moe.num_experts} experts")
+        if self.moe is not None:
+            self.moe.check()
+        if self.mixer is not None and (wrong := [s for s in self.mixer.state if not all(n > 0 for n in s.shape)]):
+            raise UnsupportedModel(
+                f"{wrong[0].name} state", list(wrong[0].shape), "sizes from 1: kernels from 2 tokens"
+            )
 
     def at(self, layer: int) -> DecoderConfig:
         """The configuration that `layer` is built from."""
@@ -413,7 +433,16 @@ def decoder_info(architecture: str, reader: ConfigReader, cfg: DecoderConfig, ex
         adapter_targets=tuple(targets),
         embedding=embedding,
         config=asdict(cfg),
+        length_note=cfg.length_note or _chunk_note(reader, cfg.max_length),
     )
+
+
+def _chunk_note(reader: ConfigReader, length: int) -> str:
+    """Why ConfigReader.length may be less than all positions; "" where it is not."""
+    positions = reader.config.get("max_position_embeddings")
+    if not reader.config.get("dual_chunk_attention_config") or not isinstance(positions, int) or length >= positions:
+        return ""
+    return "dual chunk attention is not implemented beyond the first chunk, where it equals plain attention"
 
 
 def decoder_config(info: ModelInfo, kind: type[DecoderConfig] | None = None) -> DecoderConfig:

@@ -79,7 +79,10 @@ class DecoderArchitecture(Architecture):
         if name in self.options:
             info = replace(info, config={**info.config, "options": dict(self.options[name](reader))})
         linears = (*info.linears, *self.extra_linears(cfg, info.config.get("options", {})))
-        return replace(info, linears=text_linears(linears) if name.endswith(ENDING) else linears)
+        sources = (source for spec in linears if not spec.experts and not spec.is_head for source in spec.sources)
+        targets = dict.fromkeys([*info.adapter_targets, *(source.rpartition(".")[2] for source in sources)])
+        linears = text_linears(linears) if name.endswith(ENDING) else linears
+        return replace(info, linears=linears, adapter_targets=tuple(targets))
 
     def extra_linears(self, cfg: DecoderConfig, options: Any) -> list[LinearSpec]:
         """Linears beside those of the shared blocks."""
@@ -183,7 +186,7 @@ def delta_mixer(
     """
     if v_heads % k_heads:
         raise UnsupportedModel("linear_num_key_heads", k_heads, f"a divisor of {v_heads}")
-    d, width = r.integer("hidden_size"), r.integer("linear_conv_kernel_dim", 4)
+    d, width = r.integer("hidden_size"), r.kernel_width("linear_conv_kernel_dim", 4)
     k, v = k_heads * k_dim, v_heads * v_dim
     channels, sizes = 2 * k + v, {"q": k, "k": k, "v": v, "qkv": 2 * k + v, "z": v}
 

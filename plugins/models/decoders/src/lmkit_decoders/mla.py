@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-from lmkit.api import BuildContext, PluginError, StepInputs
+from lmkit.api import BuildContext, CannotSplit, StepInputs
 from lmkit_layers.attention import grow
 from lmkit_layers.latent import Latent
 from lmkit_layers.linear import Linear
@@ -29,7 +29,7 @@ class LatentAttention(nn.Module):
         super().__init__()
         assert cfg.mla is not None
         if cfg.num_q_heads % ctx.tp_size:
-            raise PluginError(f"{cfg.num_q_heads} heads cannot be split over {ctx.tp_size} ranks")
+            raise CannotSplit(f"{cfg.num_q_heads} heads cannot be split over {ctx.tp_size} ranks")
         self.mla, self.interleaved, self.rows = cfg.mla, cfg.interleaved, ctx.rows
         self.heads, self.growth = cfg.num_q_heads // ctx.tp_size, cfg.query_growth
         path = f"layers.{layer}.attn"

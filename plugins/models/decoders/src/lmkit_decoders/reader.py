@@ -38,8 +38,9 @@ ROPE_TYPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "dynamic": (("factor",), ()),
     "proportional": ((), ("factor",)),
     "yarn": (
-        ("factor",),
+        (),
         (
+            "factor",
             "original_max_position_embeddings",
             "attention_factor",
             "beta_fast",
@@ -49,13 +50,21 @@ ROPE_TYPES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "truncate",
         ),
     ),
-    "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), ()),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor"), ("original_max_position_embeddings",)),
     "longrope": ((), ("factor", "original_max_position_embeddings", "attention_factor", "short_mscale", "long_mscale")),
 }
 LISTS = {"longrope": ("short_factor", "long_factor")}  # rope_type -> required lists of numbers
 OLD_ROPE_TYPES = {"su": "longrope", "mrope": "default"}  # in old files -> what it is called now
-# Which pairs of a head turn with time, height and width: in a text all three positions are the same.
-MULTIMODAL = {"mrope_section", "mrope_interleaved"}
+LENGTH = "original_max_position_embeddings"
+SCALED = ("yarn", "llama3", "longrope")  # types that read LENGTH
+ZERO_IS_UNSET = {"beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
+# Keys of any type that change nothing in transformers. In a text, mrope's three positions are the same.
+HARMLESS = {
+    *("rope_type", "type", "rope_theta", "partial_rotary_factor", LENGTH, "max_position_embeddings"),
+    *("mrope_section", "mrope_interleaved", "finetuned", "attn_factor", "extrapolation_factor"),
+}
+# Keys that another type reads may stand in a file with the value that they have where they are left out.
+DEFAULTS = {"factor": 1, "beta_fast": 32, "beta_slow": 1, "mscale": 1, "attention_factor": 1, "truncate": True}
 
 
 class ConfigReader:
@@ -72,12 +81,16 @@ class ConfigReader:
             raise UnsupportedModel(key, None, "a value is required")
         return default
 
-    def integer(self, key: str, default: Any = REQUIRED, maximum: int = 1 << 31) -> int:
-        """An integer from 1 to `maximum` (what a file says is not trusted to be sane)."""
+    def integer(self, key: str, default: Any = REQUIRED, maximum: int = 1 << 31, minimum: int = 1) -> int:
+        """An integer from `minimum` to `maximum` (what a file says is not trusted to be sane)."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
-            raise UnsupportedModel(key, value, f"an integer from 1 to {maximum}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise UnsupportedModel(key, value, f"an integer from {minimum} to {maximum}")
         return value
+
+    def kernel_width(self, key: str, default: int) -> int:
+        """The width of a causal convolution, whose last `width - 1` tokens are kept as state."""
+        return self.integer(key, default, minimum=2)
 
     def optional(self, key: str, default: int | None = None) -> int | None:
         """An integer or null; `default` only where the key is missing."""
@@ -221,11 +234,17 @@ class ConfigReader:
         """Rotary parameters: {"rope_type", "theta", "partial", ...numbers of the type, those of a family's own}.
 
         Newer files have `rope_parameters` (per kind of layer where kinds differ: then `kind_of_layer` names one), older
-        ones `rope_theta` beside an optional `rope_scaling`. `default_partial` is None where a part cannot be turned.
-        `missing` is what a file without either means.
+        ones `rope_theta` beside an optional `rope_scaling`, which comes first where both are there.
+        `default_partial` is None where a part cannot be turned. `missing` is what a file without either means.
         """
-        key = "rope_parameters" if self.config.get("rope_parameters") is not None else "rope_scaling"
-        raw = self.config.get(key) or missing or {}
+        key, parameters = "rope_parameters", self.config.get("rope_parameters")
+        if scaling := self.config.get("rope_scaling"):
+            if self.per_layer_kind(key):
+                raise UnsupportedModel("rope_scaling", scaling, f"null beside {key} of each kind of layer")
+            key, bases = "rope_scaling", ("rope_theta", "partial_rotary_factor")
+            shared = {k: parameters[k] for k in bases if k in parameters} if isinstance(parameters, Mapping) else {}
+            parameters = {**shared, **scaling} if isinstance(scaling, Mapping) else scaling
+        raw = parameters or missing or {}
         if kind_of_layer is not None and isinstance(raw, Mapping) and isinstance(raw.get(kind_of_layer), Mapping):
             key, raw = f"{key}.{kind_of_layer}", raw[kind_of_layer]
         if not isinstance(raw, Mapping) or any(isinstance(v, Mapping) for v in raw.values()):
@@ -249,29 +268,30 @@ class ConfigReader:
         rope |= {name: numbers.number(name) for name in required}
         rope |= {name: numbers.numbers(name) for name in lists}
         for name in optional:
-            if raw.get(name) is not None:
+            if raw.get(name) is not None and not (raw[name] == 0 and name in ZERO_IS_UNSET):
                 rope[name] = numbers.flag(name) if name == "truncate" else numbers.number(name)
-        unknown = set(raw) - {*required, *optional, *lists, "rope_type", "type", "rope_theta", "partial_rotary_factor"}
-        # Unknown keys are legal only where transformers writes them for every type.
-        unknown -= {"original_max_position_embeddings"} if kind in ("default", "linear", "dynamic") else set()
-        unknown -= MULTIMODAL
-        if unknown:
-            name = sorted(unknown)[0]
-            raise UnsupportedModel(f"{key}.{name}", raw[name], f"keys of rope_type {kind!r}")
-        if kind in ("yarn", "longrope"):
-            self._lengths(rope)
+        understood = sorted({*required, *optional, *lists, *HARMLESS})
+        for name, value in sorted(raw.items()):
+            if name not in understood and value is not None and (name not in DEFAULTS or value != DEFAULTS[name]):
+                raise UnsupportedModel(f"{key}.{name}", value, f"keys of rope_type {kind!r}: {', '.join(understood)}")
+        if kind in SCALED:
+            self._lengths(rope, nested=kind_of_layer is not None and key.endswith(f".{kind_of_layer}"))
         return rope
 
-    def _lengths(self, rope: dict[str, Any]) -> None:
-        """The lengths that YaRN and longrope compare; transformers writes the original one to either place."""
-        key = "original_max_position_embeddings"
-        if rope["rope_type"] == "yarn" and key in rope:
-            return
-        positions = self.integer("max_position_embeddings")
+    def _lengths(self, rope: dict[str, Any], *, nested: bool) -> None:
+        """Settles the lengths that a rope type compares, as transformers does.
+
+        The original length stands beside the rotary parameters, which comes first, or among them, where layers of
+        different kinds have their own; without either it is `max_position_embeddings`. It tells YaRN's factor, too.
+        """
+        if self.config.get(LENGTH) is not None and not nested:
+            rope[LENGTH] = self.number(LENGTH)
         if rope["rope_type"] == "longrope":
-            rope[key] = self.number(key, rope.get(key, positions))
-            rope["max_position_embeddings"] = positions
-        rope.setdefault(key, positions)
+            rope["max_position_embeddings"] = self.integer("max_position_embeddings")
+        if LENGTH not in rope:
+            rope[LENGTH] = self.integer("max_position_embeddings")
+        if rope["rope_type"] == "yarn" and "factor" not in rope:
+            rope["factor"] = self.integer("max_position_embeddings") / rope[LENGTH]
 
 
 def rope_length(positions: int, rope: Mapping[str, Any] | None) -> int:

@@ -82,7 +82,11 @@ def sparse(r: ConfigReader, max_positions: int, **given: Any) -> DecoderConfig:
     first, most = r.count("first_k_dense_replace", 3), r.integer("index_topk", 2048)
     kinds = r.layer_kinds(lambda i: "dense" if i < first else "sparse", ("dense", "sparse"), "mlp_layer_types")
     given["moe"] = corrected_moe(r, layers=tuple(kind == "sparse" for kind in kinds))
-    length = min(most, r.integer("max_position_embeddings", max_positions))
+    made_for = r.integer("max_position_embeddings", max_positions)
+    if most < made_for:
+        note = f"it was made for {made_for}, but its sparse attention is run only where it sees all tokens (index_topk)"
+        given["length_note"] = note
+    length = min(most, made_for)
     return latent(r, max_positions, interleaved=True, num_unused_layers=unused(r), max_length=length, **given)
 
 

@@ -64,7 +64,7 @@ def yarn(r: ConfigReader) -> dict[str, Any]:
     parameters = dict(r.nested("rope_parameters").config)
     sharp = ConfigReader(parameters).flag("apply_yarn_scaling", True)
     parameters.pop("apply_yarn_scaling", None)
-    rope = ConfigReader({**r.config, "rope_parameters": parameters}).rope()
+    rope = ConfigReader({**r.config, "rope_parameters": parameters, "rope_scaling": None}).rope()
     if rope["rope_type"] != "yarn":
         return rope
     return {**rope, "attention_factor": 1.0, "mscale_all_dim": rope.get("mscale_all_dim", 0.0) if sharp else 0.0}

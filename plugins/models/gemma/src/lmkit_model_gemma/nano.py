@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lmkit.api import PluginError, StepInputs
+from lmkit.api import CannotSplit, StepInputs
 from lmkit_decoders import Decoder, GatedMLP
 from lmkit_decoders.decoder import Angles, DecoderLayer, SandwichLayer
 from torch import Tensor, nn
@@ -110,7 +110,7 @@ class Gemma3n(Decoder):
         mlp = self.make_mlp(i, specs, ctx)
         if cutoff is not None:
             if ctx.tp_size > 1:
-                raise PluginError(f"sparse activations cannot be split over {ctx.tp_size} ranks")
+                raise CannotSplit(f"sparse activations cannot be split over {ctx.tp_size} ranks")
             mlp = SparseMLP(cfg, f"layers.{i}.mlp", specs, ctx)
             mlp.cutoff = cutoff
         return Gemma3nLayer(cfg, i, self.make_attention(i, specs, ctx), mlp, specs, ctx)

@@ -84,12 +84,12 @@ def delta_attention(r: ConfigReader) -> MixerConfig:
         if kda != [i + 1 for i, linear in enumerate(layers) if linear]:
             raise UnsupportedModel("linear_attn_config.kda_layers", kda, "the layers that full_attn_layers leaves")
         heads, head_dim = own.integer("num_heads", 32), own.integer("head_dim", 128)
-        width = own.integer("short_conv_kernel_size", 4)
+        width = own.kernel_width("short_conv_kernel_size", 4)
     else:
         kinds = r.layer_kinds(lambda i: LINEAR if i % 4 or not i else FULL, (FULL, LINEAR))
         layers = tuple(kind == LINEAR for kind in kinds)
         heads, head_dim = r.integer("linear_num_heads", 32), r.integer("linear_head_dim", 128)
-        width = r.integer("linear_conv_kernel_dim", 4)
+        width = r.kernel_width("linear_conv_kernel_dim", 4)
     d, size = r.integer("hidden_size"), heads * head_dim
     low = ("f_a", "g_a", "b")
     return MixerConfig(

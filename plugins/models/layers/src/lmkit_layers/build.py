@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from lmkit.api import (
     AttentionBackend,
+    CannotSplit,
     Collectives,
     DeviceInfo,
     ExpertKernel,
@@ -38,10 +39,11 @@ class Builder:
     """Makes modules with the chosen implementations.
 
     `kernels` maps "op:format" (ops "linear" and "moe") to kernels, preferred first: each layer gets the first that can
-    run it, and a line in `warnings` when that is not the very first. `online`: the scheme quantizes a checkpoint that
-    is not, its output head too; else only what a checkpoint may store so. `strict` names those of which the user chose
-    the kernels: experts do not go to kernels for linears then. `cache`: whose layers share the KV cache, and
-    where those of `info` begin among them. `deals`: experts are dealt out to so many ranks that follow each other.
+    run it, and a line in `warnings` when that is not the very first, or when it has a `caution`. `online`: the scheme
+    quantizes a checkpoint that is not, its output head too; else only what a checkpoint may store so. `strict` names
+    those of which the user chose the kernels: experts do not go to kernels for linears then. `cache`: whose layers
+    share the KV cache, and where those of `info` begin among them. `deals`: experts are dealt out to so many ranks that
+    follow each other.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class Builder:
         kernel = ReferenceLinear() if spec.dense else self._kernel(fmt, spec)
         try:
             return Linear(spec, fmt, kernel, self.dtype, self.collectives, local)
-        except PluginError:
+        except CannotSplit:
             if not spec.is_head or spec.shard == "none":
                 raise
         whole = replace(spec, shard="none")  # a vocabulary that does not divide is whole on each rank
@@ -113,7 +115,7 @@ class Builder:
         if self.deals == 1:
             return None
         if self.tp_size % self.deals:
-            raise PluginError(f"{spec.name}: {self.tp_size} ranks cannot deal out experts to {self.deals}")
+            raise CannotSplit(f"{spec.name}: {self.tp_size} ranks cannot deal out experts to {self.deals}")
         own = dealt_experts(spec, self.tp_rank, self.deals)
         return own, self._format(own)
 
@@ -157,6 +159,8 @@ class Builder:
             if reason is None:
                 if refusals:
                     self._remark(spec, f"runs on {kernel.name} ({'; '.join(refusals)})")
+                if caution := getattr(kernel, "caution", ""):
+                    self._remark(spec, f"runs on {kernel.name}: {caution}")
                 return kernel
             refusals.append(f"{kernel.name} refused: {reason}")
         reasons = "; ".join(refusals) or "none was chosen"

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import torch
 from lmkit.api import (
+    CannotSplit,
     DeviceInfo,
     ExpertKernel,
     LinearKernel,
     LinearSpec,
     PackedWeight,
-    PluginError,
     QuantFormat,
     Routing,
     RowOps,
@@ -36,10 +36,10 @@ class PackedExperts:
 def dealt_experts(spec: LinearSpec, rank: int, deals: int) -> LinearSpec:
     """The experts of `rank`, of those stacked in `spec`: `deals` ranks that follow each other have all of them.
 
-    Raises PluginError where they do not divide.
+    Raises CannotSplit where they do not divide.
     """
     if not spec.experts or spec.experts % deals:
-        raise PluginError(f"{spec.name}: {spec.experts} experts cannot be dealt out to {deals} ranks")
+        raise CannotSplit(f"{spec.name}: {spec.experts} experts cannot be dealt out to {deals} ranks")
     num = len(spec.out_features) // deals
     own = slice(rank % deals * num, (rank % deals + 1) * num)
     return replace(spec, out_features=spec.out_features[own], parts=spec.parts[own], experts=spec.experts // deals)

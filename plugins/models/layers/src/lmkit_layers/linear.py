@@ -8,6 +8,7 @@ from time import perf_counter
 
 import torch
 from lmkit.api import (
+    CannotSplit,
     CheckpointError,
     Collectives,
     DeviceInfo,
@@ -67,12 +68,12 @@ class ReferenceLinear:
 
 
 def shard(spec: LinearSpec, rank: int, size: int) -> LinearSpec:
-    """The part of a linear that one tensor-parallel rank holds. Raises PluginError when it does not divide."""
+    """The part of a linear that one tensor-parallel rank holds. Raises CannotSplit when it does not divide."""
     if size == 1 or spec.shard == "none":
         return spec
     sizes = spec.out_features if spec.shard == "column" else (spec.in_features,)
     if any(n % size for n in sizes):
-        raise PluginError(f"{spec.name}: sizes {sizes} cannot be split over {size} ranks")
+        raise CannotSplit(f"{spec.name}: sizes {sizes} cannot be split over {size} ranks")
     if spec.shard == "column":
         return replace(spec, out_features=tuple(n // size for n in sizes))
     return replace(spec, in_features=spec.in_features // size)
@@ -120,7 +121,7 @@ class Linear(nn.Module):
             if local is None and any(
                 whole not in (here, here * size) for whole, here in zip(held[key].shape, p.shape, strict=True)
             ):
-                raise PluginError(f"{spec.name}.{key}: {self.stored[key].shape} cannot be split over {size} ranks")
+                raise CannotSplit(f"{spec.name}.{key}: {self.stored[key].shape} cannot be split over {size} ranks")
             tensor = torch.empty(p.shape, dtype=getattr(torch, p.dtype))
             self.register_parameter(key, nn.Parameter(tensor, requires_grad=False))
         if "bias" not in self.params:

@@ -31,7 +31,17 @@ class Rotary(nn.Module):
 
 
 def frequencies(dim: int, rope: Mapping[str, Any]) -> tuple[Tensor, float]:
-    """Angular frequency of each pair [dim / 2] float32 and the factor on cos and sin."""
+    """Angular frequency of each pair [dim / 2] float32 and the factor on cos and sin. Raises UnsupportedModel."""
+    try:
+        inv_freq, magnitude = _frequencies(dim, rope)
+    except (ArithmeticError, ValueError) as e:
+        raise UnsupportedModel("rope_parameters", dict(rope), f"values that give angles ({e})") from e
+    if not (inv_freq.isfinite().all() and math.isfinite(magnitude)):
+        raise UnsupportedModel("rope_parameters", dict(rope), "values that give finite angles")
+    return inv_freq, magnitude
+
+
+def _frequencies(dim: int, rope: Mapping[str, Any]) -> tuple[Tensor, float]:
     steps = torch.arange(0, dim, 2, dtype=torch.int64, device="cpu").float() / dim
     inv_freq = 1.0 / rope["theta"] ** steps
     match rope["rope_type"]:
@@ -74,7 +84,7 @@ def _yarn(inv_freq: Tensor, dim: int, rope: Mapping[str, Any]) -> tuple[Tensor, 
     if rope.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
-    ramp = ((torch.arange(dim // 2, dtype=torch.float32, device="cpu") - low) / max(high - low, 0.001)).clamp(0, 1)
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32, device="cpu") - low) / ((high - low) or 0.001)).clamp(0, 1)
     blended = inv_freq / factor * ramp + inv_freq * (1 - ramp)
 
     scale = rope.get("attention_factor")

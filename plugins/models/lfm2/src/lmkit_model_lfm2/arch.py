@@ -37,7 +37,7 @@ NAMES = tensor_names(
 
 
 def short_conv(r: ConfigReader, layers: tuple[bool, ...]) -> MixerConfig:
-    d, width, bias = r.integer("hidden_size"), r.integer("conv_L_cache", 3), r.flag("conv_bias", False)
+    d, width, bias = r.integer("hidden_size"), r.kernel_width("conv_L_cache", 3), r.flag("conv_bias", False)
     return MixerConfig(
         layers=layers,
         state=(StateTensor("conv", (width - 1, d)),),

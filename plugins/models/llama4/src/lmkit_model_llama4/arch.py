@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lmkit.api import AttnNeed
+from lmkit.api import AttnNeed, ModelInfo
 from lmkit_decoders import (
     EACH_EXPERT,
     ConfigReader,
@@ -103,3 +104,7 @@ class Llama4(DecoderArchitecture):
     transforms = {name: {"experts_up": transposed_experts, "experts_down": transposed_experts} for name in NAMES}
     options = dict.fromkeys(NAMES, heads)
     targets = EACH_EXPERT
+
+    def describe(self, config: Mapping[str, object]) -> ModelInfo:
+        """The class of the experts in transformers does not say that they are stored [experts, in, out]."""
+        return replace(super().describe(config), turned_experts=True)

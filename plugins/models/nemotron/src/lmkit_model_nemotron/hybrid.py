@@ -91,7 +91,7 @@ def nemotron_h(r: ConfigReader) -> DecoderConfig:
         head_dim=r.integer("mamba_head_dim", 64),
         groups=groups,
         state_size=r.integer("ssm_state_size", 128),
-        width=r.integer("conv_kernel", 4),
+        width=r.kernel_width("conv_kernel", 4),
         bias=r.flag("use_bias", False),
         conv_bias=r.flag("use_conv_bias", True),
         norm_groups=groups,

@@ -19,7 +19,9 @@ class TransformersArchitecture(Architecture):
     def describe(self, config: Mapping[str, object]) -> ModelInfo:
         from lmkit_model_transformers.probe import probe
 
-        r = ConfigReader(config)
+        inner = config.get("text_config")  # where configurations of several models have a language model's fields
+        outer = {key: value for key, value in config.items() if value is not None}
+        r = ConfigReader({**inner, **outer} if isinstance(inner, Mapping) else outer)
         found = probe(json.dumps(config, sort_keys=True))
         return ModelInfo(
             architecture=found.architecture,

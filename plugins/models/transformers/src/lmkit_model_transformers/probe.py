@@ -10,8 +10,9 @@ import torch
 from lmkit.api import AttnNeed, LayerInfo, LmkitError
 from torch import Tensor, nn
 
+from lmkit_model_transformers.building import refuse
 from lmkit_model_transformers.routing import ASKING, Mask, connect
-from lmkit_model_transformers.skeleton import Skeleton, refuse
+from lmkit_model_transformers.skeleton import Skeleton
 from lmkit_model_transformers.stored import Stored
 
 TOKENS = 3
@@ -39,7 +40,7 @@ def probe(text: str) -> Found:
     skeleton = Skeleton(text, torch.float32, ASKING)
     needs: list[AttnNeed] = []
     attending: set[str] = set()
-    config = skeleton.config
+    config = skeleton.config.get_text_config()
     max_length = int(getattr(config, "max_position_embeddings", None) or 2048)
 
     def record(name: str, q: Tensor, k: Tensor, v: Tensor, mask: Any, kwargs: dict[str, Any]) -> Tensor:
@@ -71,7 +72,7 @@ def probe(text: str) -> Found:
         raise refuse(skeleton.architecture, f"{silent} does not use the attention interface")
     return Found(
         architecture=skeleton.architecture,
-        vocab_size=int(config.vocab_size),
+        vocab_size=skeleton.vocab_size,
         hidden_size=int(out[0].shape[-1]),
         intermediate_size=int(getattr(config, "intermediate_size", None) or 4 * out[0].shape[-1]),
         max_length=max_length - skeleton.first_position,

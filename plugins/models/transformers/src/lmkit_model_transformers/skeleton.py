@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,19 +16,15 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from lmkit_model_transformers.building import buffers_as_parameters, built, keep_precision, refuse, source_of
 from lmkit_model_transformers.routing import ASKING, NAME
 from lmkit_model_transformers.stored import Stored, stored_weights
-
-
-def refuse(architecture: str, reason: str, error: type[UnsupportedModel] = UnsupportedModel) -> UnsupportedModel:
-    return error("architectures", architecture, fix=f"the transformers fallback cannot serve it: {reason}")
 
 
 def make_config(text: str) -> tuple[Any, Any]:
     """The library's class of the model and its configuration. Raises UnsupportedModel; runs nothing of a checkpoint."""
     data = json.loads(text)
-    names = data.get("architectures")
-    architecture = str(names[0]) if isinstance(names, list) and names else ""
+    architecture = _named(data)
     kind: Any = getattr(transformers, architecture, None)
     own = getattr(getattr(kind, "config_class", None), "is_encoder_decoder", False)
     if data.get("is_encoder_decoder", own):
@@ -55,6 +49,16 @@ def make_config(text: str) -> tuple[Any, Any]:
     return kind, config
 
 
+def _named(data: Mapping[str, Any]) -> str:
+    """The architecture that a configuration names, or else the language model of its model_type."""
+    names = data.get("architectures")
+    if isinstance(names, list) and names and isinstance(names[0], str):
+        return names[0]
+    kind = data.get("model_type")
+    name: Any = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, "") if isinstance(kind, str) else ""
+    return str(name[0] if isinstance(name, tuple) else name)
+
+
 class Skeleton:
     """`body`: hidden states of tokens. `whole`: the model with `recall` in place of its body.
 
@@ -64,29 +68,31 @@ class Skeleton:
     def __init__(self, text: str, dtype: torch.dtype, attention: str = NAME) -> None:
         kind, self.config = make_config(text)
         self.architecture = kind.__name__
-        if not kind._supports_attention_backend:
-            raise refuse(self.architecture, "its attention does not go through the library's attention interface")
         if getattr(kind, "_is_stateful", False):
             raise refuse(self.architecture, "it keeps a state of its own beside keys and values")
+        if not kind._supports_attention_backend and "ALL_ATTENTION_FUNCTIONS" not in source_of(kind):
+            raise refuse(self.architecture, "its attention does not go through the library's attention interface")
         self.config._attn_implementation = attention
         if attention == ASKING:
             self.config._experts_implementation = "batched_mm"  # runs without values
         self.config.use_cache = False
-        with _parameters_on_meta():
-            whole = kind._from_config(self.config, dtype=dtype)
-        _buffers_as_parameters(whole)
-        _keep_precision(whole, dtype)
+        whole = built(kind, self.config, dtype)
+        buffers_as_parameters(whole)
+        keep_precision(whole, dtype)
         whole.requires_grad_(False)
         whole.eval()
         prefix = whole.base_model_prefix
         body = getattr(whole, prefix, None)
-        if not isinstance(body, nn.Module) or "position_ids" not in inspect.signature(body.forward).parameters:
-            raise refuse(self.architecture, "its layers do not take positions")
+        if not isinstance(body, nn.Module):
+            raise refuse(self.architecture, "its layers and its head are not kept apart")
+        if "position_ids" not in inspect.signature(body.forward).parameters:
+            raise refuse(self.architecture, "its layers count positions themselves (they take no position_ids)")
         self.num_parameters = sum(p.numel() for p in whole.parameters())
         embedding, head = whole.get_input_embeddings(), whole.get_output_embeddings()
         if not isinstance(embedding, nn.Embedding) or not isinstance(head, nn.Linear):
             raise refuse(self.architecture, "its embedding or its head is not a plain one")
         self.first_position = self._first_position(body)
+        self.vocab_size = head.out_features
         self.tied = head.weight is embedding.weight
         self.ignored: tuple[str, ...] = ()
         if self.tied:
@@ -150,38 +156,3 @@ class Recall(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Recalled:
         return Recalled(last_hidden_state=self.hidden)
-
-
-@contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Parameters take no memory; buffers, which are computed and not loaded, are real."""
-    register = nn.Module.register_parameter
-
-    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta:
-            parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
-        register(module, name, parameter)
-
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign,assignment]
-    try:
-        with torch.device("cpu"):
-            yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
-
-
-def _buffers_as_parameters(model: nn.Module) -> None:
-    """Buffers that checkpoints store (the corrections of routers) are loaded like parameters."""
-    for module in model.modules():
-        for key in [key for key in module._buffers if key not in module._non_persistent_buffers_set]:
-            buffer = module._buffers.pop(key)
-            if buffer is not None:
-                module.register_parameter(key, nn.Parameter(buffer.to("meta"), requires_grad=False))
-
-
-def _keep_precision(model: Any, dtype: torch.dtype) -> None:
-    """What the library keeps in float32 whatever the model's dtype stays so."""
-    patterns = [re.escape(p).replace(r"\*", ".*") for p in model._get_dtype_plan(dtype)]
-    for name, parameter in model.named_parameters():
-        if any(re.search(rf"(^|\.){pattern}(\.|$)", name) for pattern in patterns):
-            parameter.data = parameter.data.float()

@@ -46,7 +46,7 @@ def zamba2(r: ConfigReader) -> DecoderConfig:
         head_dim=inner // mamba_heads,
         groups=groups,
         state_size=r.integer("mamba_d_state", 64),
-        width=r.integer("mamba_d_conv", 4),
+        width=r.kernel_width("mamba_d_conv", 4),
         bias=bias,
         norm_groups=groups,
         norm_eps=1e-5,

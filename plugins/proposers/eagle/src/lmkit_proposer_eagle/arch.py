@@ -10,6 +10,12 @@ from lmkit.api import AttnNeed, ConfigError, LinearSpec, ModelInfo, UnsupportedM
 from lmkit_decoders import ConfigReader, DecoderArchitecture, DecoderConfig, OneTensor, tensor_names, usual_config
 
 TAPS = 3  # layers of the model that EAGLE-3 reads
+# Fields beside `transformer_layer_config` in files of the library speculators that change nothing here.
+HARMLESS = {
+    *("architectures", "auto_map", "model_type", "dtype", "torch_dtype", "transformers_version", "tie_word_embeddings"),
+    *("speculators_config", "speculators_model_type", "speculators_version", "has_no_defaults_at_init"),
+    *("embed_requires_grad", "transformer_layer_config", "lmkit_target"),
+}
 DEEPEST, WIDEST = 16, 16  # of a tree of guesses: depth, and children of a node
 
 
@@ -23,6 +29,7 @@ class EagleConfig(DecoderConfig):
     taps: tuple[int, ...]
     fc_bias: bool
     tree: bool  # guesses branch, which attention must know
+    normed: bool = False  # of EAGLE-3: the norm of hidden states comes before the residual stream, not only attention
 
     def attention_linears(self, i: int) -> list[LinearSpec]:
         specs = DecoderConfig.attention_linears(self, i)
@@ -37,9 +44,12 @@ class EagleConfig(DecoderConfig):
 
 
 def eagle(r: ConfigReader) -> EagleConfig:
-    """EAGLE-3 where the head has a vocabulary of its own, as all of its checkpoints say, else EAGLE-1."""
+    """EAGLE-3 where the head has a vocabulary of its own, as all of its checkpoints say, or is one of the library
+    speculators; else EAGLE-1."""
+    if r.config.get("speculators_model_type") is not None:
+        return eagle(_flat(r))
     target = ConfigReader(cast("Mapping[str, object]", r.config.get("lmkit_target", {})))
-    version = 3 if r.config.get("draft_vocab_size") is not None else 1
+    version = 3 if r.config.get("draft_vocab_size") is not None or "norm_before_residual" in r.config else 1
     size, wanted = r.integer("hidden_size"), target.integer("hidden_size")
     if size != wanted:
         raise UnsupportedModel("hidden_size of the head", size, f"{wanted}, that of the model")
@@ -63,7 +73,28 @@ def eagle(r: ConfigReader) -> EagleConfig:
         taps=taps(r, layers) if version == 3 else (),
         fc_bias=r.flag("bias", version == 1),
         tree=target.flag("tree", False),
+        normed=r.flag("norm_before_residual", False),
     )
+
+
+def _flat(r: ConfigReader) -> ConfigReader:
+    """A configuration of the library speculators in the layout of other heads. Raises UnsupportedModel."""
+    r.one_of("speculators_model_type", ("eagle3",))
+    layer = dict(r.nested("transformer_layer_config").config)
+    ConfigReader(layer).one_of("model_type", ("llama",), "llama")
+    r.one_of("norm_before_fc", (False,), False)
+    fields: dict[str, Any] = {
+        "draft_vocab_size": r.config.get("draft_vocab_size"),
+        "norm_before_residual": r.flag("norm_before_residual"),
+        "target_hidden_size": r.config.get("target_hidden_size"),
+    }
+    known = {*HARMLESS, *fields, "norm_before_fc", "eagle_aux_hidden_state_layer_ids"}
+    if unknown := sorted(key for key, value in r.config.items() if key not in known and value is not None):
+        allowed = f"fields of an eagle3 head: {', '.join(sorted(known))}"
+        raise UnsupportedModel(unknown[0], r.config[unknown[0]], allowed)
+    if (layers := r.config.get("eagle_aux_hidden_state_layer_ids")) is not None:
+        fields["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": layers}
+    return ConfigReader({**layer, **fields, "lmkit_target": r.config.get("lmkit_target", {})})
 
 
 def children(text: str) -> tuple[int, ...]:
@@ -93,7 +124,8 @@ class EagleArchitecture(DecoderArchitecture):
     config = EagleConfig
     models = {"EagleForCausalLM": "lmkit_proposer_eagle.model:eagle_head"}
     targets = {"fc": "fc", "norm": "last_norm", "embed_norm": "layers.{i}.embed_norm", "d2t": OneTensor("d2t")}
-    ignored = ("embed_tokens.{any}", "t2d")  # the model's; the inverse of d2t
+    # The model's; the inverse of d2t.
+    ignored = ("embed_tokens.{any}", "t2d", "verifier_lm_head.{any}", "verifier_norm.{any}")
 
     def extra_linears(self, cfg: EagleConfig, options: Any) -> list[LinearSpec]:
         parts = TAPS if cfg.version == 3 else 2

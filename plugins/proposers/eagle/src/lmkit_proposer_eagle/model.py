@@ -29,11 +29,13 @@ class WideLayer(DecoderLayer):
 
     norms = ("embed_norm", "attn_norm", "mlp_norm")
     embed_norm: Norm
+    normed = False  # see EagleConfig
 
     def mix(self, h: Tensor, delta: Tensor | None, angles: Any, x: StepInputs) -> tuple[Tensor, ...]:
         embedded, hidden = (part.contiguous() for part in h.chunk(2, -1))
-        read = torch.cat((self.embed_norm(embedded), self.attn_norm(hidden)), -1)
-        return hidden, self.attn(read, angles, x)
+        normed = self.attn_norm(hidden)
+        read = torch.cat((self.embed_norm(embedded), normed), -1)
+        return normed if self.normed else hidden, self.attn(read, angles, x)
 
 
 class Eagle3Head(HeadDecoder):
@@ -51,7 +53,9 @@ class Eagle3Head(HeadDecoder):
         self.d2t = nn.Parameter(torch.empty(self.cfg.num_tokens, dtype=torch.int64), requires_grad=False)
 
     def make_layer(self, i: int, specs: Any, ctx: BuildContext) -> DecoderLayer:
-        return WideLayer(self.cfg, self.make_attention(i, specs, ctx), self.make_mlp(i, specs, ctx), ctx)
+        layer = WideLayer(self.cfg, self.make_attention(i, specs, ctx), self.make_mlp(i, specs, ctx), ctx)
+        layer.normed = self.cfg.normed
+        return layer
 
     def share(self, model: Decoder) -> None:
         super().share(model)

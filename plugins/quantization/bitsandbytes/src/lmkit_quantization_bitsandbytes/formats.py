@@ -11,12 +11,12 @@ from math import gcd, lcm
 from typing import TYPE_CHECKING, Literal
 
 from lmkit.api import (
+    CannotSplit,
     CheckpointError,
     IntegerFormat,
     Integers,
     LinearSpec,
     ParamSpec,
-    PluginError,
     UnsupportedModel,
 )
 
@@ -52,7 +52,7 @@ class TableFormat(IntegerFormat):
         if self.width % 2:
             raise UnsupportedModel(f"columns of {layer.name}", self.width, "an even number")
         if layer.in_features % lcm(self.group, 2):
-            raise PluginError(f"{layer.name}: columns that share a scale would lie on two ranks")
+            raise CannotSplit(f"{layer.name}: columns that share a scale would lie on two ranks")
         return {
             "weight": ParamSpec((layer.total_out, layer.in_features // 2), "uint8"),
             "weight_absmax": ParamSpec((layer.total_out, layer.in_features // self.group), "float32"),
@@ -88,7 +88,7 @@ class RoundedFormat(IntegerFormat):
 
     def params(self, layer: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
         if layer.in_features != self.width and layer.in_features % BLOCK:
-            raise PluginError(f"{layer.name}: columns that share a scale would lie on two ranks")
+            raise CannotSplit(f"{layer.name}: columns that share a scale would lie on two ranks")
         return {"weight": ParamSpec((layer.total_out, layer.in_features), dtype)}
 
     def dequantize(self, params: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:

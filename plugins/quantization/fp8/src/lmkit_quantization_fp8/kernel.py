@@ -37,6 +37,7 @@ class Fp8Torch(LinearKernel):
 
     name = "fp8_torch"
     rounds = True
+    caution = "it widens float8 weights in every step, and is several times slower than bfloat16 weights on CPUs"
 
     def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo) -> str | None:
         return None if isinstance(fmt, FloatFormat) else f"runs formats of float8 numbers, not {fmt.name!r}"

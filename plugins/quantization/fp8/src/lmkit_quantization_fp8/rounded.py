@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lmkit.api import LinearSpec, ParamSpec, PluginError
+from lmkit.api import CannotSplit, LinearSpec, ParamSpec
 from lmkit_layouts import FloatFormat, Floats
 from lmkit_layouts.floats import checked
 
@@ -29,7 +29,7 @@ class RoundedFp8(FloatFormat):
 
     def params(self, layer: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
         if layer.in_features != self.width:
-            raise PluginError(f"{layer.name}: columns that share a scale would lie on two ranks")
+            raise CannotSplit(f"{layer.name}: columns that share a scale would lie on two ranks")
         return {"weight": ParamSpec((layer.total_out, layer.in_features), dtype)}
 
     def rounded(self, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from lmkit.api import IntegerFormat, Integers, LinearSpec, ParamSpec, PluginError, QuantScheme, UnsupportedModel
+from lmkit.api import CannotSplit, IntegerFormat, Integers, LinearSpec, ParamSpec, QuantScheme, UnsupportedModel
 
 from lmkit_quantization_int8.hooks import Options
 
@@ -87,7 +87,7 @@ class Int8Format(IntegerFormat):
 
     def params(self, layer: LinearSpec, dtype: str) -> dict[str, ParamSpec]:
         if layer.in_features != self.width and (not self.group or layer.in_features % self.group):
-            raise PluginError(f"{layer.name}: columns that share a scale would lie on two ranks")
+            raise CannotSplit(f"{layer.name}: columns that share a scale would lie on two ranks")
         return {"weight": ParamSpec((layer.total_out, layer.in_features), dtype)}
 
     def integers(self, params: Mapping[str, Tensor]) -> Integers:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from lmkit.api import CheckpointError, LinearSpec, ParamSpec, PluginError, QuantFormat
+from lmkit.api import CannotSplit, CheckpointError, LinearSpec, ParamSpec, QuantFormat
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +117,7 @@ class Fp8Format(FloatFormat):
         rows, columns = self.block
         lengths = [*zip(self.parts, layer.out_features, strict=True)]
         if not all(_divides(*pair, rows) for pair in lengths) or not _divides(self.width, layer.in_features, columns):
-            raise PluginError(f"{layer.name}: blocks of {rows} x {columns} would straddle two ranks")
+            raise CannotSplit(f"{layer.name}: blocks of {rows} x {columns} would straddle two ranks")
         sizes = tuple(-(-n // rows) for n in layer.out_features)
         scale = ParamSpec((sum(sizes), -(-layer.in_features // columns)), "float32", part_sizes=sizes)
         return {"weight": weight, self.block_scales: scale, **unused}

@@ -9,12 +9,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from lmkit.api import (
+    CannotSplit,
     CheckpointError,
     IntegerFormat,
     Integers,
     LinearSpec,
     ParamSpec,
-    PluginError,
     UnsupportedModel,
 )
 
@@ -91,12 +91,12 @@ class Fp4Format(IntegerFormat):
         return Integers(wide, halves, ZERO, table=table)
 
     def tensors(self, layer: LinearSpec, group: int, scales: str) -> dict[str, ParamSpec]:
-        """Codes and scales. Raises UnsupportedModel for groups that do not fit, PluginError where a split is why."""
+        """Codes and scales. Raises UnsupportedModel for groups that do not fit, CannotSplit where a split is why."""
         k, n = layer.in_features, layer.total_out
         if k % group and k == self.width:
             raise UnsupportedModel(f"columns of {layer.name}", k, f"a multiple of {group}")
         if k % group:
-            raise PluginError(f"{layer.name}: columns that share a scale would lie on two ranks")
+            raise CannotSplit(f"{layer.name}: columns that share a scale would lie on two ranks")
         return {self.codes: ParamSpec((n, k // 2), "uint8"), "weight_scale": ParamSpec((n, k // group), scales)}
 
 

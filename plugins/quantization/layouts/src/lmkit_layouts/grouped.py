@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from lmkit.api import CheckpointError, IntegerFormat, Integers, LinearSpec, ParamSpec, PluginError, UnsupportedModel
+from lmkit.api import CannotSplit, CheckpointError, IntegerFormat, Integers, LinearSpec, ParamSpec, UnsupportedModel
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +56,7 @@ class GroupedIntegers(IntegerFormat):
     def check(self, layer: LinearSpec, columns: int, rows: int) -> None:
         """Whether the codes of `layer`, or of a rank's share of it, fill whole words of `columns` or `rows` codes.
 
-        Raises UnsupportedModel, or PluginError where it is the split that does not fit.
+        Raises UnsupportedModel, or CannotSplit where it is the split that does not fit.
         """
         if layer.in_features % columns and layer.in_features == self.width:
             raise UnsupportedModel(f"columns of {layer.name}", layer.in_features, f"a multiple of {columns}")
@@ -64,9 +64,9 @@ class GroupedIntegers(IntegerFormat):
         if bad and layer.out_features == self.parts:
             raise UnsupportedModel(f"rows of {layer.name}", bad[0], f"a multiple of {rows}")
         if layer.in_features != self.width and (self.ordered or layer.in_features % (self.group or 1)):
-            raise PluginError(f"{layer.name}: columns that share a scale would lie on two ranks")
+            raise CannotSplit(f"{layer.name}: columns that share a scale would lie on two ranks")
         if bad or layer.in_features % columns:
-            raise PluginError(f"{layer.name}: weights that share a word would lie on two ranks")
+            raise CannotSplit(f"{layer.name}: weights that share a word would lie on two ranks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

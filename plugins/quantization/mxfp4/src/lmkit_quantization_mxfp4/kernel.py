@@ -30,6 +30,7 @@ class Fp4Weight:
 
 class Fp4Torch(LinearKernel):
     name = "fp4_torch"
+    caution = "it widens 4-bit weights in every step, and is many times slower than plain weights"
 
     def can_run(self, fmt: QuantFormat, layer: LinearSpec, device: DeviceInfo) -> str | None:
         return None if isinstance(fmt, Fp4Format) else f"runs 4-bit floats of lmkit-layouts, not {fmt.name!r}"

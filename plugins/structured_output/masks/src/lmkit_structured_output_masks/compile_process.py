@@ -29,8 +29,10 @@ from lmkit.api import (
     GrammarBackend,
     GrammarError,
     LmkitError,
+    PluginError,
     Vocabulary,
-    load_target,
+    blame,
+    make_target,
 )
 from lmkit_killable import OUT_OF_MEMORY, Limits, limited, unfinished
 
@@ -75,6 +77,7 @@ class Result(msgspec.Struct):
     compiled: bytes = b""
     nbytes: int = 0  # that it takes when it is loaded
     refused: dict[str, str] = {}
+    faults: list[str] = []  # of backends that raised something else: what clients read
     unfinished: str | None = None
     lasting: bool = True  # it would be so next time too
 
@@ -185,25 +188,28 @@ class Compiling:
                 return
 
     def _fork(self, job: Job, *, slow: bool) -> None:
+        faults = []
         for name in job.backends:
             if name not in self._backends:
-                choice = self._choices[name]
-                self._backends[name] = load_target(choice)(self._vocabulary, **choice.options)
+                try:
+                    self._backends[name] = make_target(self._choices[name], self._vocabulary)
+                except LmkitError as error:
+                    faults.append(error.message)
         source, sink = os.pipe()
         pid = os.fork()
         if pid == 0:
-            self._compile(job, sink)
+            self._compile(job, sink, faults)
         os.close(sink)
         self._children.append(Child(job, pid, source, slow))
 
-    def _compile(self, job: Job, sink: int) -> NoReturn:
-        """In the child."""
+    def _compile(self, job: Job, sink: int, faults: list[str]) -> NoReturn:
+        """In the child. `faults`: of backends that could not be made."""
         status = 1
         try:
             before = resident()
-            result = Result(job.id)
+            result = Result(job.id, faults=faults)
             with limited(self._setup.cpu_seconds, self._setup.nbytes):
-                for name in job.backends:
+                for name in (name for name in job.backends if name in self._backends):
                     backend = self._backends[name]
                     try:
                         result.compiled = backend.compile(job.grammar)
@@ -214,7 +220,14 @@ class Compiling:
                             raise GrammarError(_too_large(result.nbytes, self._setup.compiled_bytes))
                         break
                     except LmkitError as error:
-                        result = Result(job.id, refused={**result.refused, name: error.message})
+                        result = Result(job.id, refused={**result.refused, name: error.message}, faults=result.faults)
+                    except MemoryError:
+                        raise
+                    except BaseException as error:  # a native library's need not even be an Exception
+                        sys.excepthook(*sys.exc_info())
+                        fault = blame(error, [self._choices[name]])
+                        said = str(fault) if isinstance(fault, PluginError) else type(error).__name__
+                        result = Result(job.id, refused=result.refused, faults=[*result.faults, said])
             payload = memoryview(frame(result))
             while payload:
                 payload = payload[os.write(sink, payload) :]

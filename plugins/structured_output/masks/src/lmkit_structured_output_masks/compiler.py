@@ -27,10 +27,12 @@ from lmkit.api import (
     Grammar,
     GrammarBackend,
     GrammarError,
+    PluginError,
     Thinking,
     Vocabulary,
+    blame,
     info_of,
-    load_target,
+    make_target,
 )
 from lmkit_killable import spawn
 
@@ -275,6 +277,8 @@ class Compiler:
             error = GrammarError(f"the grammar was not compiled: {result.unfinished}")
             self._fail(compilation, error, lasting=result.lasting)
             return
+        if not result.backend and result.faults:
+            raise PluginError("; ".join(result.faults), fix="the engine's log has the cause")
         if not result.backend:
             raise GrammarError(_told(result.refused), fix="change the constraint, or leave it out")
         compiled = self._backend(result.backend).load(result.compiled)
@@ -284,7 +288,12 @@ class Compiler:
 
     # ------------------------------------------------------------------------------------------------ in both
 
+    def blame(self, error: BaseException) -> BaseException:
+        """The error, or one that names the grammar backend whose code raised it."""
+        return blame(error, self._choices.values())
+
     def _fail(self, compilation: Compilation, error: BaseException, *, lasting: bool = True) -> None:
+        error = self.blame(error)
         if not isinstance(error, GrammarError):
             lasting = False
             log.error("a grammar could not be compiled", exc_info=error)
@@ -316,7 +325,7 @@ class Compiler:
     def _backend(self, name: str) -> GrammarBackend:
         if name not in self._loaded:
             choice = self._choices[name]
-            self._loaded[name] = load_target(choice)(self._vocabulary, **choice.options)
+            self._loaded[name] = make_target(choice, self._vocabulary)
         return self._loaded[name]
 
 

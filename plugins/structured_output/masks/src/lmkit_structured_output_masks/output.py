@@ -22,6 +22,7 @@ from lmkit.api import (
     StepPlan,
     StepResult,
     Vocabulary,
+    is_interrupt,
 )
 
 from lmkit_structured_output_masks.channel import Channel
@@ -76,10 +77,10 @@ class ConstrainedOutput:
             channel = Channel(found.markers, request.params.thinking)
         try:
             matcher = found.compiled.matcher() if found.compiled is not None else None
-        except (KeyboardInterrupt, SystemExit):
-            raise
         except BaseException as error:
-            self._compiler.spoil(found, _typed(request.id, error).info())
+            if is_interrupt(error):
+                raise
+            self._compiler.spoil(found, self._typed(request.id, error).info())
             return False
         self._live[request.id] = Constraint(request, matcher, channel, found.ends, found.size)
         return True
@@ -154,11 +155,21 @@ class ConstrainedOutput:
         """None when it fails, and then the request is broken."""
         try:
             return work()
-        except (KeyboardInterrupt, SystemExit):
-            raise
         except BaseException as error:  # of a plugin, for this text: the other requests are not concerned
-            self._break(id, _typed(id, error))
+            if is_interrupt(error):
+                raise
+            self._break(id, self._typed(id, error))
             return None
+
+    def _typed(self, id: str, error: BaseException) -> LmkitError:
+        """The typed error for whatever a grammar backend raised; a native library may raise more than Exceptions."""
+        if isinstance(error, GrammarError):
+            return error
+        log.error("request %s: the grammar backend failed", id, exc_info=error)
+        found = self._compiler.blame(error)
+        if isinstance(found, LmkitError):
+            return found
+        return PluginError(f"the grammar backend failed ({type(error).__name__})", fix="the engine's log has the cause")
 
     def _break(self, id: str, error: LmkitError) -> None:
         self.broken = [*self.broken, (id, error.info())]
@@ -179,14 +190,6 @@ class ConstrainedOutput:
     def close(self) -> None:
         """Idempotent."""
         self._compiler.close()
-
-
-def _typed(id: str, error: BaseException) -> LmkitError:
-    """What a native library throws need not even be an Exception."""
-    if isinstance(error, GrammarError):
-        return error
-    log.error("request %s: the grammar backend failed", id, exc_info=error)
-    return PluginError(f"the grammar backend failed ({type(error).__name__})")
 
 
 def constrained_output(

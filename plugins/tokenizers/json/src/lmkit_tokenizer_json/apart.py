@@ -12,6 +12,8 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, replace
+from hashlib import sha256
 from pathlib import Path
 from queue import Empty, LifoQueue
 from threading import Lock, Thread
@@ -40,19 +42,29 @@ log = logging.getLogger("lmkit.tokenizer.json")
 
 _MAX_PROCESSES = min(4, max(2, os.cpu_count() or 1))
 _MODULE = "lmkit_tokenizer_json.process"
+_MAX_WARNINGS = 8
 _PATIENCE = 0.02  # seconds that a request waits before another process is started
 _WAIT = 60.0  # seconds that it waits at most
 _MIB = 1 << 20
-OPEN_TEMPLATE = Limits(3.0, 512 * _MIB, 60.0)  # compiling it, and all renderings by which its abilities are found out
+# Compiling a template, and all renderings by which its abilities are found out. The seconds are fewer than those of
+# LMKIT_PLUGIN_SECONDS, as are those of a tokenizer: on a busy machine, too, what a checkpoint does is its own fault.
+OPEN_TEMPLATE = Limits(3.0, 512 * _MIB, 20.0)
+_OPEN_SECONDS, _TRIAL_SECONDS = 27.0, 8.0
+_MAX_REFUSED = 8
 
 
 def _open_limits(file_bytes: int) -> Limits:
-    return Limits(10.0 + file_bytes * 2e-7, 1024 * _MIB + 64 * file_bytes, 120.0)
+    return Limits(10.0 + file_bytes * 2e-7, 1024 * _MIB + 64 * file_bytes, _OPEN_SECONDS)
 
 
 def _render_limits(nbytes: int) -> Limits:
     """Limits of a prompt from a request of so many bytes. The sandbox's own budget (budget.py) is smaller."""
     return Limits(1.0 + nbytes * 5e-7, 512 * _MIB + 32 * nbytes, 30.0 + nbytes * 2e-6)
+
+
+def _trial_limits(nbytes: int) -> Limits:
+    """Limits of a rendering by which lmkit tries a template when it starts."""
+    return replace(_render_limits(nbytes), seconds=_TRIAL_SECONDS)
 
 
 def _encode_limits(nbytes: int) -> Limits:
@@ -162,6 +174,7 @@ class _Pool:
 
 
 _pool = _Pool()
+_refused: dict[bytes, str] = {}  # digests of templates that took too much when they were opened: why
 
 
 def _forked() -> None:
@@ -238,12 +251,19 @@ class ApartRenderer(ChatRenderer):
         self._spent: TemplateFailed | None = None
         options = {name: list(v) if isinstance(v, Iterable) and not isinstance(v, str) else v
                    for name, v in options.items()}  # fmt: skip
+        given = {"source": source, "special_tokens": dict(special_tokens), **options}
+        key = sha256(pack([given, *astuple(OPEN_TEMPLATE)])).digest()
         try:
-            facts = apart.open(
-                OPEN_TEMPLATE, "open_template", source=source, special_tokens=dict(special_tokens), **options
-            )
+            if key in _refused:  # a start opens a template several times
+                raise Unfinished(_refused[key], lasting=True)
+            facts = apart.open(OPEN_TEMPLATE, "open_template", **given)
         except Unfinished as e:
-            raise _busy(e) or ConfigError(
+            if busy := _busy(e):
+                raise busy from e
+            _refused[key] = str(e)
+            while len(_refused) > _MAX_REFUSED:
+                _refused.pop(next(iter(_refused)), None)
+            raise ConfigError(
                 f"the chat template used more than it may when it was tried: {e}",
                 fix="give another one with --chat-template FILE",
             ) from e
@@ -267,7 +287,8 @@ class ApartRenderer(ChatRenderer):
 
     def _render(self, messages: Sequence[Mapping[str, Any]], *args: Any, **options: Any) -> str:
         try:
-            return self.apart.ask(_render_limits, "render", messages, *args, **options)
+            limits = _trial_limits if self._trying else _render_limits
+            return self.apart.ask(limits, "render", messages, *args, **options)
         except Unfinished as e:
             raise _busy(e) or TemplateFailed(
                 f"the chat template used more than it may for this request: {e}",
@@ -301,7 +322,10 @@ def open_apart(reader: str, path: Path, limits: Limits, *, name: Path | None = N
         ) from e
     except RequestError as e:
         raise CheckpointError(f"{file} cannot be loaded: {e.message}", fix="download it again") from e
-    return ApartTokenizer(apart, table)
+    tokenizer = ApartTokenizer(apart, table)
+    for warning in tokenizer.warnings[:_MAX_WARNINGS]:
+        log.warning("%s: %s", path, warning)
+    return tokenizer
 
 
 def open_renderer(

@@ -210,17 +210,60 @@ def theirs(value: Any) -> Any:
     return [theirs(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def theirs_of_request(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request gives to a template, as the client's.
+class Reads:
+    """The place of the value that a template read last, like ("3", "tool_calls", "0", "id")."""
+
+    __slots__ = ("last",)
+
+    def __init__(self) -> None:
+        self.last: tuple[str, ...] = ()
+
+
+class Noted(dict[str, Any]):
+    """An object of a message, which notes what is read of it."""
+
+    __slots__ = ("_place", "_reads")
+
+    def __init__(self, values: Mapping[str, Any], reads: Reads, place: tuple[str, ...]) -> None:
+        super().__init__(values)
+        self._reads, self._place = reads, place
+
+    def __getitem__(self, key: str) -> Any:
+        if isinstance(key, str):  # a template may ask with anything
+            self._reads.last = (*self._place, key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        if isinstance(key, str):
+            self._reads.last = (*self._place, key)
+        return super().get(key, default)
+
+
+def _noted(value: Any, reads: Reads, place: tuple[str, ...]) -> Any:
+    """A JSON value of the client whose objects note what is read of them; but not within arguments of a call."""
+    if place[-1] == "arguments":
+        return theirs(value)
+    if isinstance(value, Mapping):
+        fields = {theirs(key): _noted(member, reads, (*place, key)) for key, member in value.items()}
+        return Noted(fields, reads, place)
+    if isinstance(value, (list, tuple)):
+        return [_noted(member, reads, (*place, str(i))) for i, member in enumerate(value)]
+    return theirs(value)
+
+
+def theirs_of_request(variables: Mapping[str, Any], reads: Reads | None = None) -> dict[str, Any]:
+    """Marks the values of a request as the client's; `reads` learns what a template reads of the messages.
 
     But a role, or a switch of the template, that is one plain word is a choice among the template's own: it may be
     part of what the template writes, as in `<|user|>`.
     """
     found = {key: _choice(value) for key, value in variables.items()}
+    reads = Reads() if reads is None else reads
     found["messages"] = [
-        {key: _choice(value) if key == "role" else theirs(value) for key, value in message.items()}
-        for message in variables["messages"]
-    ]
+        Noted({key: _choice(value) if key == "role" else _noted(value, reads, (str(i), key))
+               for key, value in message.items()}, reads, (str(i),))
+        for i, message in enumerate(variables["messages"])
+    ]  # fmt: skip
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,10 +18,10 @@ import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from lmkit.api import ConfigError, TemplateFailed
-from lmkit.prompts import PromptRenderer, breaker
+from lmkit.prompts import PromptRenderer, breaker, shown
 
 from lmkit_tokenizer_json.budget import Budget, BudgetSpent
-from lmkit_tokenizer_json.origin import concat, origins, theirs_of_request
+from lmkit_tokenizer_json.origin import ClientText, Noted, Reads, concat, origins, theirs_of_request
 from lmkit_tokenizer_json.tracked import TrackedEnvironment
 
 _NAME = "chat template"
@@ -73,6 +74,11 @@ class Renderer(PromptRenderer):
         self._special = dict(special_tokens)
         self._broken = breaker(self.control_tokens, fold)
         self._compile(source)
+        self._no_tools: list[Any] | None = None
+        if not self.shows_user():  # some templates walk over the tools without asking whether there are any
+            self._no_tools = []
+            if not self.shows_user():
+                self._no_tools = None
         self.content = self.find_content()
         self._with_tools = None
         if tools_source is not None:
@@ -146,8 +152,9 @@ class Renderer(PromptRenderer):
         add_generation_prompt: bool,
     ) -> str:  # fmt: skip
         budget = Budget()
-        given = {**kwargs, "messages": messages, "tools": tools or None, "documents": documents or None}
-        given = theirs_of_request(given)
+        reads = Reads()
+        given = {**kwargs, "messages": messages, "tools": tools or self._no_tools, "documents": documents or None}
+        given = theirs_of_request(given, reads)
         variables = {**self._special, **given, "add_generation_prompt": add_generation_prompt}
         try:
             with budget.running():
@@ -162,7 +169,8 @@ class Renderer(PromptRenderer):
             what = "memory" if isinstance(e, MemoryError) else "nesting"
             raise TemplateFailed(f"the chat template used more than it may: {what}") from e
         except Exception as e:  # whatever a template does wrong is the request's or the template's fault, never ours
-            raise TemplateFailed(_explain(e)) from e
+            index, key = (int(reads.last[0]), ".".join(reads.last[1:])[:200]) if reads.last else (None, "")
+            raise TemplateFailed(_explain(e), index=index, key=key) from e
 
 
 def _words(tree: jinja2.nodes.Template) -> frozenset[str]:
@@ -199,5 +207,14 @@ def _explain(error: Exception) -> str:
         frame = frame.tb_next
     where = f"the chat template, line {line}" if line else "the chat template"
     if isinstance(error, jinja2.TemplateError):
-        return f"{where}: {str(error.message or error)[:500]}"
-    return f"{where}: {type(error).__name__} ({str(error)[:200]})"
+        return f"{where}: {_plain(str(error.message or error)[:500])}"
+    return f"{where}: {type(error).__name__} ({_plain(str(error)[:200])})"
+
+
+_PLAIN_TYPES = {ClientText.__name__: "str", Noted.__name__: "dict"}
+_OWN_TYPE = re.compile(rf"(?:\b{__name__.partition('.')[0]}(?:\.\w+)*\.)?\b({'|'.join(_PLAIN_TYPES)})\b")
+
+
+def _plain(words: str) -> str:
+    """The words of an error with the types that the template sees: a client's text is a str to it."""
+    return shown(_OWN_TYPE.sub(lambda match: _PLAIN_TYPES[match[1]], words))

@@ -14,10 +14,13 @@ from typing import Any
 
 import msgspec
 from lmkit.api import MARK, BytesDetokenizer, CheckpointError, Detokenizer, Tokenizer
-from lmkit.files import chat_templates, content_of, read_object, read_own
-from tokenizers import AddedToken
+from lmkit.files import chat_templates, content_of, read_own, tokenizer_settings
 from tokenizers import Tokenizer as RawTokenizer
+from tokenizers.models import BPE
 
+from lmkit_tokenizer_json.added import add_tokens
+from lmkit_tokenizer_json.cleanup import CleaningDetokenizer, clean_up
+from lmkit_tokenizer_json.lowercase import lower
 from lmkit_tokenizer_json.window import WindowDetokenizer
 
 _LONG = 1024  # characters
@@ -47,10 +50,14 @@ class JsonTokenizer(Tokenizer):
         chat_template: str | None = None,
         tools_template: str | None = None,
         add_bos: bool | None = None,
+        clean_up: bool = False,
+        warnings: Sequence[str] = (),
     ) -> None:
+        """`clean_up`: blanks before punctuation are removed from decoded text."""
         raw.no_truncation()
         raw.no_padding()
-        self._raw = raw
+        self._raw, self._clean_up = raw, clean_up
+        self.warnings = tuple(warnings)  # about the files that were read
         self.bos_token, self.eos_token = bos_token, eos_token
         self.special_tokens = dict(special_tokens or {})  # "pad_token" -> "<pad>": variables of chat templates
         self.chat_template, self.tools_template = chat_template, tools_template
@@ -83,6 +90,8 @@ class JsonTokenizer(Tokenizer):
             "eos_token_ids": self.eos_token_ids,
             "chat_template": self.chat_template,
             "tools_template": self.tools_template,
+            "clean_up": self._clean_up,
+            "warnings": self.warnings,
         }
 
     def markers(self, texts: Iterable[str]) -> set[str]:
@@ -162,7 +171,8 @@ class JsonTokenizer(Tokenizer):
         return ids, len(self._prefix) + types.index(1) if b is not None and 1 in types else 0
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        return self._raw.decode(list(ids), skip_special_tokens=skip_special)
+        text = self._raw.decode(list(ids), skip_special_tokens=skip_special)
+        return clean_up(text) if self._clean_up else text
 
     def id_of(self, text: str) -> int | None:
         return self._raw.token_to_id(text)
@@ -195,6 +205,10 @@ class JsonTokenizer(Tokenizer):
         hidden = self.special_ids if skip_special else frozenset()
         if keep and hidden:
             hidden = frozenset(i for i in hidden if self._added[i].content not in keep)
+        made = self._detokenizer(hidden, context)
+        return CleaningDetokenizer(made) if self._clean_up else made
+
+    def _detokenizer(self, hidden: frozenset[int], context: Sequence[int]) -> Detokenizer:
         if self._byte_level:
             return BytesDetokenizer(lambda token: b"" if token in hidden else self.piece(token))
         return WindowDetokenizer(
@@ -216,7 +230,8 @@ def _is_sign(char: str) -> bool:
 
 
 def read_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = (), chat_template: str | None = None) -> JsonTokenizer:
-    """Reads tokenizer.json and, where present, tokenizer_config.json, special_tokens_map.json, chat_template.jinja.
+    """Reads tokenizer.json and, where present, tokenizer_config.json, special_tokens_map.json, added_tokens.json and
+    chat_template.jinja. Tokens, their ids and decoded text are those of transformers' AutoTokenizer.
 
     `eos_token_ids` and `chat_template` come before what the files say. Raises CheckpointError.
     """
@@ -227,13 +242,12 @@ def read_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = (), chat_templa
         raw = RawTokenizer.from_buffer(data)
     except Exception as e:  # the library raises bare Exception
         raise CheckpointError(f"{file} is not a tokenizer: {e}", fix="download or convert it again") from e
-    settings = read_object(path / "special_tokens_map.json") | read_object(path / "tokenizer_config.json")
-    try:
-        _add_missing(raw, settings.get("added_tokens_decoder"))
-    except (ValueError, TypeError, AttributeError, OverflowError) as e:
-        raise CheckpointError(f"tokenizer_config.json: added_tokens_decoder: {e}", fix="download it again") from e
+    names, warnings = add_tokens(raw, path)
+    settings = tokenizer_settings(path)
+    raw.encode_special_tokens = bool(settings.get("split_special_tokens"))
+    lower(raw, path)
     templates = chat_templates(path)
-    special = {k: content_of(v) for k, v in settings.items() if k.endswith("_token") and content_of(v)}
+    special = {k: content_of(v) for k, v in settings.items() if k.endswith("_token") and content_of(v)} | names
     return JsonTokenizer(
         raw,
         bos_token=special.get("bos_token"),
@@ -243,7 +257,15 @@ def read_tokenizer(path: Path, *, eos_token_ids: Sequence[int] = (), chat_templa
         chat_template=chat_template or templates.get("default"),
         tools_template=None if chat_template else templates.get("tool_use"),
         add_bos=settings.get("add_bos_token"),
+        clean_up=_cleans_up(raw, settings),
+        warnings=warnings,
     )
+
+
+def _cleans_up(raw: RawTokenizer, settings: Mapping[str, Any]) -> bool:
+    """True where decoded text is cleaned up, as in transformers: of BPE only where a second field insists."""
+    insists = settings.get("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output")
+    return bool(settings.get("clean_up_tokenization_spaces") and (insists or not isinstance(raw.model, BPE)))
 
 
 class _Entry(msgspec.Struct):
@@ -275,19 +297,3 @@ def _check_ids(file: Path, data: bytes) -> None:
             f"{file} gives a token the id {largest}; {len(vocab)} tokens have ids up to {limit}",
             fix="download it again",
         )
-
-
-def _add_missing(raw: RawTokenizer, added: Any) -> None:
-    """Tokens that only tokenizer_config.json knows, when appending them gives them the ids it states."""
-    if not isinstance(added, dict):
-        return
-    known = raw.get_added_tokens_decoder()
-    for key, entry in sorted(added.items(), key=lambda item: int(item[0])):
-        text = content_of(entry)
-        if not text or int(key) in known or raw.id_to_token(int(key)) not in (None, text):
-            continue
-        if raw.id_to_token(int(key)) is None and int(key) != raw.get_vocab_size(with_added_tokens=True):
-            continue
-        flags = {k: bool(entry.get(k)) for k in ("lstrip", "rstrip", "single_word", "normalized")}
-        token = AddedToken(text, special=bool(entry.get("special")), **flags)
-        (raw.add_special_tokens if entry.get("special") else raw.add_tokens)([token])

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from lmkit.api import CheckpointError, Tokenizer
+from mistral_common.exceptions import InvalidAssistantMessageException
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
+_THINK = "[THINK]"
 KEEP, IGNORE = SpecialTokenPolicy.KEEP, SpecialTokenPolicy.IGNORE
 
 
@@ -36,7 +38,7 @@ class Tekken(Tokenizer):
         self.bos_token: str | None = raw.id_to_piece(raw.bos_id)
         self.eos_token: str | None = raw.id_to_piece(raw.eos_id)
         self.eos_token_ids: tuple[int, ...] = (raw.eos_id,)
-        self.chat_writer = Prompts(mistral, raw)
+        self.chat_writer = Prompts(mistral, raw, self._control)
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         ids = [self._raw.bos_id] if add_special else []
@@ -69,20 +71,53 @@ class Prompts:
     takes_tools = True
     options = frozenset[str]()
 
-    def __init__(self, mistral: MistralTokenizer, raw: Tekkenizer) -> None:
+    def __init__(self, mistral: MistralTokenizer, raw: Tekkenizer, control: Collection[str] = ()) -> None:
+        """`control`: the control tokens, which say whether the model reads its earlier reasoning."""
         self._mistral, self._raw = mistral, raw
+        self._reads_reasoning = _THINK in control
 
     def write(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any],
         *, add_generation_prompt: bool,
     ) -> str:  # fmt: skip
         goes_on = not add_generation_prompt and messages[-1]["role"] == "assistant"
+        shaped = [message for message in map(self._shaped, messages) if not _says_nothing(message)]
+        try:
+            return self._encoded(shaped, tools, goes_on)
+        except InvalidAssistantMessageException:
+            alone = [_calls_alone(message) for message in shaped]
+            if alone == shaped:
+                raise
+            return self._encoded(alone, tools, goes_on)
+
+    def _encoded(
+        self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], goes_on: bool
+    ) -> str:  # fmt: skip
         request: Any = ChatCompletionRequest.from_openai(
-            messages=[_with_texts(m) for m in messages],
-            tools=[dict(t) for t in tools] or None,
-            continue_final_message=goes_on,
+            messages=messages, tools=[dict(tool) for tool in tools] or None, continue_final_message=goes_on
         )
         return self._raw.decode(self._mistral.encode_chat_completion(request).tokens, KEEP)
+
+    def _shaped(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The message as this version of the format has it: with reasoning where there is a token for it."""
+        shaped = _with_texts(message)
+        if not self._reads_reasoning:
+            for name in ("reasoning", "reasoning_content"):
+                shaped.pop(name, None)
+        return shaped
+
+
+def _says_nothing(message: Mapping[str, Any]) -> bool:
+    """Whether it is an answer without text, reasoning and calls, for which the format has no form."""
+    content = message.get("content")
+    empty = not content or (isinstance(content, list) and not any(part.get("text") for part in content))
+    said = empty and not any(message.get(name) for name in ("tool_calls", "reasoning", "reasoning_content"))
+    return message["role"] == "assistant" and said
+
+
+def _calls_alone(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message without text beside its calls, as the older versions of the format have it."""
+    return {**message, "content": ""} if message.get("tool_calls") else dict(message)
 
 
 def _with_texts(message: Mapping[str, Any]) -> dict[str, Any]:

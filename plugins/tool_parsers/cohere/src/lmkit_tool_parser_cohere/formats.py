@@ -14,7 +14,14 @@ COMMAND = ToolFormat(
 COMMAND_R = ToolFormat(
     "command_r",
     JsonCalls(name=("tool_name",), arguments=("parameters",), many="list"),
-    open=("Action: ```json\n[", "Action:```json\n[", "Action: ```json[", "Action:\n```json\n[", "Action: ```\n["),
+    open=(
+        "Action: ```json\n[",
+        "Action:```json\n[",
+        "Action: ```json[",
+        "Action:\n```json\n[",
+        "Action:\n```json[",
+        "Action: ```\n[",
+    ),
     close=("\n```", "```"),
 )
 REASONING = ReasoningFormat(

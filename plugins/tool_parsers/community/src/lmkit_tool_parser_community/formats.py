@@ -42,6 +42,32 @@ GIGACHAT3 = ToolFormat(
     ),
     drop=("<|message_sep|>", "</s>"),
 )
+GIGACHAT35 = ToolFormat(
+    "gigachat35",
+    Params(
+        name_ends=('">',),
+        open='<｜GCML｜parameter name="',
+        key_ends=('" string="true">', '" string="false">', '">'),
+        typed=("string", "json", ""),
+        close="</｜GCML｜parameter>",
+        foot="</｜GCML｜invoke>",
+        gap="\n",
+    ),
+    open=('<｜GCML｜invoke name="',),
+    section=("<｜GCML｜tool_calls>",),
+    section_close=("</｜GCML｜tool_calls>",),
+    drop=("<|message_sep|>", "</s>"),
+    between="\n",
+)
+DOTS2 = ToolFormat(
+    "dots2",
+    Params(name_ends=('">',), open='<parameter name="', key_ends=('">',), close="</parameter>", gap="\n", block=True),
+    open=('<invoke name="',),
+    close=("</invoke>",),
+    section=("<dots_function_call>",),
+    section_close=("</dots_function_call>",),
+    between="\n",
+)
 APERTUS = ToolFormat(
     "apertus", JsonCalls(keyed=True, many="list"), open=("<|tools_prefix|>",), close=("<|tools_suffix|>",)
 )
@@ -89,6 +115,23 @@ SOLAR = ToolFormat(
     drop=(*_SOLAR_CONTENT, "<|flush|>", "<|tool_call:name|>"),
 )
 
+SOLAR2 = ToolFormat(
+    "solar2",
+    Params(
+        name_ends=("<|tool_arg:start|>",),
+        open="<|tool_arg:start|>",
+        key_ends=("<|tool_arg:value|>",),
+        close="<|tool_arg:end|>",
+        gap="\n",
+    ),
+    open=("<|tool_call:start|>",),
+    close=("<|tool_call:end|>",),
+    between="\n",
+)
+
+SOLAR2_REASONING = ReasoningFormat(
+    "solar2", ("<|think:start|>",), ("<|think:end|>",), until=("<|tool_call:start|>",), prompt_opens=True
+)
 SOLAR_REASONING = ReasoningFormat(
     "solar",
     ("<|think|>",),

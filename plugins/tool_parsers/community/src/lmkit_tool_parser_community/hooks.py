@@ -51,6 +51,24 @@ def lmkit_tool_parsers() -> list[ToolParserSpec]:
             markers=("function call<|role_sep|>", "<|function_call|>"),
         ),
         ToolParserSpec(
+            name="gigachat35",
+            summary='<｜GCML｜invoke name="NAME"><｜GCML｜parameter name="KEY" string="true">VALUE... (GigaChat 3.5)',
+            target="lmkit_tool_parser_community.formats:GIGACHAT35",
+            markers=("<｜GCML｜tool_calls>",),
+        ),
+        ToolParserSpec(
+            name="dots2",
+            summary='<dots_function_call><invoke name="NAME"><parameter name="KEY">VALUE</parameter>... (dots 2)',
+            target="lmkit_tool_parser_community.formats:DOTS2",
+            markers=("<dots_function_call>",),
+        ),
+        ToolParserSpec(
+            name="solar2",
+            summary="<|tool_call:start|>NAME<|tool_arg:start|>KEY<|tool_arg:value|>VALUE... (Solar Open 2)",
+            target="lmkit_tool_parser_community.formats:SOLAR2",
+            markers=("<|tool_call:start|>",),
+        ),
+        ToolParserSpec(
             name="apertus",
             summary="<|tools_prefix|>[{NAME: {...}}]<|tools_suffix|> (Apertus)",
             target="lmkit_tool_parser_community.formats:APERTUS",
@@ -99,6 +117,12 @@ def lmkit_reasoning_parsers() -> list[ReasoningParserSpec]:
             target="lmkit_tool_parser_community.formats:SOLAR_REASONING",
             models=("Solar*",),
             markers=("<|think|>",),
+        ),
+        ReasoningParserSpec(
+            name="solar2",
+            summary="<|think:start|>...<|think:end|> (Solar Open 2)",
+            target="lmkit_tool_parser_community.formats:SOLAR2_REASONING",
+            markers=("<|think:start|>",),
         ),
         ReasoningParserSpec(
             name="apriel",

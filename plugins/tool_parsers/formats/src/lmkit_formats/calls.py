@@ -2,8 +2,10 @@
 
 A reader is fed text and reports calls to a CallSink. It stops at the end of each call (`state` "more", no call open),
 of the body ("done"), or at the first character that does not belong to it ("bad", that character is left unread).
-What it consumed of a call that never began is kept by its caller; of a call that began, `leftover` says what of it is
-not in the arguments.
+The sink announces a call with the first text of its arguments. `end` says that the model closed it: a reader calls it
+when it has read the end of the JSON object that the arguments are, or, where it converts arguments to JSON, the end of
+the call itself. What was consumed of a call that was not announced is kept by the reader's caller; an announced call
+that breaks is told to `cut`.
 """
 
 from __future__ import annotations
@@ -33,12 +35,9 @@ class BodyReader(Protocol):
         """Where it stopped. What it leaves unread in state "more", with no call ended, is fed again with more text."""
         ...
 
-    def closing(self) -> str:
-        """What completes the arguments of the open call."""
-        ...
-
-    def leftover(self) -> str:
-        """What was consumed of the open call and is not in its arguments."""
+    def cut(self) -> str:
+        """The announced call breaks, or the output ends in it. Gives the rest of JSON that the model wrote away as it
+        is, completes nothing, and returns what else was consumed at the end of the call: text that is content now."""
         ...
 
 
@@ -91,7 +90,6 @@ class ArgumentsReader:
         self._sink, self._name, self._id = sink, name, id
         self._json = JsonReader()
         self._begun = False
-        self._started = False
         self.state: State = "more"
 
     def feed(self, text: str, at: int) -> int:
@@ -103,21 +101,17 @@ class ArgumentsReader:
                 self.state = "bad"
                 return at
             self._begun = True
-        end = self._json.feed(text, at)
-        if not self._started and self._json.begun:
             self._sink.start(self._name, self._id)
-            self._started = True
-        if self._started and self._json.out:
+        end = self._json.feed(text, at)
+        if self._json.begun and self._json.out:
             self._sink.args("".join(self._json.out))
             self._json.out.clear()
         self.state = self._json.state  # type: ignore[assignment]
         return end
 
-    def closing(self) -> str:
-        return self._json.closing()
-
-    def leftover(self) -> str:
-        return self._json.leftover()
+    def cut(self) -> str:
+        self._sink.args(self._json.leftover())
+        return ""
 
 
 def read_prefix(prefix: list[str], text: str, at: int, final: bool) -> tuple[int, bool]:

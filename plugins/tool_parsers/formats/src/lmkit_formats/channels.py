@@ -119,7 +119,7 @@ class ChannelParser:
         self._gaps: dict[Kind, str] = {"reasoning": "", "content": ""}  # what comes before the next text of a kind
         self._arguments: ArgumentsReader | None = None
         self._name = ""
-        self._raw: list[str] = []  # of a message to a tool, until the call is announced
+        self._raw: list[str] = []  # of a message to a tool, as written, until its arguments end
         header, mark, body = prompt_tail.rpartition(fmt.start)[2].partition(fmt.message)
         if mark and self._body_ends.find(body, 0, final=True).marker is None:
             self._open(header)  # the prompt ends in a message that is to be continued
@@ -132,7 +132,7 @@ class ChannelParser:
     @property
     def pending(self) -> int:
         """Characters that were fed and are not decided yet."""
-        return len(self._held) + sum(map(len, self._raw))
+        return len(self._held) + (0 if self._sink.open else sum(map(len, self._raw)))
 
     def feed(self, text: str, ids: Sequence[int] = ()) -> list[ParseEvent]:
         return self._run(text, final=False)
@@ -142,7 +142,7 @@ class ChannelParser:
         if self._state == self._in_header and self._lead:
             self._no_message("")
         if self._arguments is not None:
-            self._break("the output ended inside a tool call")
+            self._break("the output ended inside a tool call", ended=True)
         self._state = self._in_text
         return [*events, *self._sink.take()]
 
@@ -258,10 +258,7 @@ class ChannelParser:
     def _give_arguments(self, arguments: ArgumentsReader, text: str) -> int:
         """Returns where the arguments end."""
         end = arguments.feed(text, 0)
-        if self._sink.open:
-            self._raw = []
-        else:
-            self._raw.append(text[:end])
+        self._raw.append(text[:end])
         if arguments.state == "done":
             self._raw, self._arguments = [], None
             self._sink.end()
@@ -269,23 +266,25 @@ class ChannelParser:
             self._break("a tool call is malformed")
         return end
 
-    def _break(self, message: str) -> None:
-        """What is not in the arguments is content."""
+    def _break(self, message: str, ended: bool = False) -> None:
+        """A call that was not announced is content, an announced one is cut."""
         arguments, self._arguments = self._arguments, None
         assert arguments is not None
-        raw = arguments.leftover() if self._sink.open else "".join(self._raw)
+        raw, self._raw = "".join(self._raw), []
         if self._sink.open:
-            self._sink.end(arguments.closing())
-        self._kind, self._raw = "content", []
-        self._sink.events.append(ParseWarning(message))
+            rest = arguments.cut()
+            self._sink.cut(raw.removesuffix(rest))
+            raw = rest
+        self._sink.drop()
+        self._kind = "content"
+        self._sink.events.append(ParseWarning(message, in_call=ended))
         self._give(raw)
 
     def _close(self) -> None:
         """The message ends. A call without arguments has none."""
         if self._arguments is not None and not self._sink.open and not "".join(self._raw[1:]).strip():
             self._sink.start(self._name)
-            self._sink.args("{}")
-            self._sink.end()
+            self._sink.end("{}")
             self._raw, self._arguments = [], None
         if self._arguments is not None:
             self._break("a tool call ended inside its arguments")

@@ -19,6 +19,8 @@ _SAID = frozenset({
 _UNSAFE = frozenset({"allOf", "not", "if", "oneOf", "dependentSchemas", "$dynamicRef", "extends", "contains"})
 _COMBINED = _UNSAFE | {"anyOf", "$ref", "dependencies"}
 
+_VALUES = frozenset({"const", "default", "example"})
+
 
 def closed(schema: Any) -> Any:
     """A copy of the schema that says `additionalProperties: false` wherever it may."""
@@ -31,6 +33,7 @@ def closed(schema: Any) -> Any:
 def _closed(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
+    schema = {key: part for key, part in schema.items() if part is not None or key in _VALUES}  # encoders' empty lists
     made, properties = dict(schema), schema.get("properties")
     if _COMBINED.isdisjoint(schema):
         if isinstance(properties, Mapping):
@@ -50,7 +53,11 @@ def _closed(schema: Any) -> Any:
 
 def _may_close(schema: Mapping[str, Any], properties: Mapping[str, Any]) -> bool:
     required, least = schema.get("required"), schema.get("minProperties", 0)
-    named = isinstance(required, list) and all(name in properties for name in required) if required else True
+    named = (
+        isinstance(required, list) and all(isinstance(name, str) and name in properties for name in required)
+        if required
+        else True
+    )
     return named and _SAID.isdisjoint(schema) and isinstance(least, int) and least <= len(properties)
 
 

@@ -131,12 +131,9 @@ class JsonCallReader:
                 break  # a call ended
         return at
 
-    def closing(self) -> str:
-        return self._arguments.closing() if self._arguments else ""
-
-    def leftover(self) -> str:
-        extra = ", ".join(self._extra)
-        return extra + self._arguments.leftover() if self._arguments else extra
+    def cut(self) -> str:
+        self._warn()
+        return self._arguments.cut() if self._arguments else ""
 
     def _structure(self, c: str, text: str, at: int) -> int:
         """One character of the array or of the outer object, and where the next one is. A wrong one is left unread."""

@@ -1,8 +1,8 @@
-"""Reads one JSON value (RFC 8259) as it arrives, and gives away only what can be completed to a valid value.
+"""Reads one JSON value (RFC 8259) as it arrives, and gives away what is certain to be part of it.
 
 `out` joins to what the model wrote, character for character, but for two repairs: control characters inside strings
-are escaped, and a backslash that begins no escape is doubled. At every moment join(out) + closing() is valid JSON:
-keys, commas and numbers are given away together with the value that follows or when they are complete.
+are escaped, and a backslash that begins no escape is doubled. Keys, commas and numbers are given away together with the
+value that follows or when they are complete. Before the value is complete, what was given away is no valid JSON.
 """
 
 from __future__ import annotations
@@ -43,10 +43,6 @@ class JsonReader:
         self._mode = _VALUE_MODE
         self._escape = ""  # an escape that is not complete
         self._scalar = ""
-
-    def closing(self) -> str:
-        """What completes the value as far as it was given away."""
-        return ('"' if self._mode == _STRING else "") + "".join(reversed(self._closers))
 
     def leftover(self) -> str:
         """What was consumed and not given away."""

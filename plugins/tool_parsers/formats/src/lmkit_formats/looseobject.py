@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lmkit.api import InvalidParam, ToolDef
@@ -13,9 +14,9 @@ from lmkit.api import InvalidParam, ToolDef
 from lmkit_formats.calls import MAX_NAME, BodyReader, CallBody, State, is_name, read_prefix
 from lmkit_formats.markers import markers, skip_blanks
 from lmkit_formats.params import typed
-from lmkit_formats.schemas import kinds_of
+from lmkit_formats.schemas import ANY, followed, kinds_of, referring
 from lmkit_formats.sink import CallSink
-from lmkit_formats.tags import Tag, dump, listed, plain, properties_of, schema_of, standing_alone, tag_of
+from lmkit_formats.tags import Tag, dump, either, listed, plain, schema_of, tag_of, ways
 
 _MAX_DEPTH = 128
 _MAX_SCHEMA = 16  # of objects in a schema
@@ -53,9 +54,10 @@ class LooseObject(CallBody):
 
 
 class LooseObjectReader:
-    """The call is announced with its first key; then the arguments are written as JSON as they come.
+    """The arguments are written as JSON as they come, and closed with the bracket of the call.
 
-    At every moment what was given away and `closing()` join to valid JSON.
+    A value that is neither marked as a string nor JSON may be a string whose first mark is missing, and so no more than
+    its beginning. From there on arguments are held back until the call is closed.
     """
 
     def __init__(self, body: LooseObject, sink: CallSink) -> None:
@@ -68,7 +70,8 @@ class LooseObjectReader:
         self._num_parts = 0
         self._head = ""  # goes before the next value: a comma, a key
         self._closers: list[str] = []
-        self._in_string = False
+        self._is_doubtful = False  # a value was neither marked nor JSON
+        self._late: list[str] = []  # arguments that are held back since
         self._raw: list[str] = []  # what was consumed since something was given away
         self._gave = False
 
@@ -83,16 +86,13 @@ class LooseObjectReader:
             at = step(text, at, final)
             if self._gave:
                 self._raw.clear()
-            elif self._sink.open:
+            else:
                 self._raw.append(text[began:at])
             if at == began and self._step == step:
                 break  # undecided
         return at
 
-    def closing(self) -> str:
-        return ('"' if self._in_string else "") + "".join(reversed(self._closers))
-
-    def leftover(self) -> str:
+    def cut(self) -> str:
         return "".join(self._raw)
 
     # Each step reads `text` from `at` and returns where the next step goes on.
@@ -115,7 +115,7 @@ class LooseObjectReader:
             return at
         if not self._closers:
             self._sink.start(self._name)
-            self._give("{")
+            self._head = "{"
             self._closers.append("}")
         if text[at] == "}":
             return self._close(at)
@@ -144,7 +144,7 @@ class LooseObjectReader:
             return at
         if found is not None:
             self._give('"')
-            self._in_string, self._step = True, self._in_value
+            self._step = self._in_value
             return found.end
         at = skip_blanks(text, at)
         if at == len(text):
@@ -170,7 +170,6 @@ class LooseObjectReader:
             self._give(json.dumps(text[at:begin], ensure_ascii=False)[1:-1])
         if marker is None:
             return begin
-        self._in_string = False
         self._give('"')
         self._step = self._after_value
         return end
@@ -178,7 +177,10 @@ class LooseObjectReader:
     def _in_scalar(self, text: str, at: int, final: bool) -> int:
         end, mark = self._collect(_SCALAR_END, text, at, _MAX_SCALAR)
         if mark:
-            self._give(typed(self._take(), None))
+            scalar = self._take()
+            written = typed(scalar, ANY)
+            self._is_doubtful = self._is_doubtful or written == json.dumps(scalar, ensure_ascii=False)
+            self._give(written)
             self._step = self._after_value
         return end
 
@@ -196,17 +198,21 @@ class LooseObjectReader:
         return at + 1
 
     def _close(self, at: int) -> int:
-        self._head = ""
+        self._head = "{" if self._head == "{" else ""  # else a comma too many
         self._give(self._closers.pop())
         self._step = self._after_value
         if not self._closers:
-            self._sink.end()
+            self._sink.end("".join(self._late))
             self.state = "done"
         return at + 1
 
     def _give(self, text: str) -> None:
-        self._sink.args(self._head + text)
-        self._head, self._gave = "", True
+        text, self._head = self._head + text, ""
+        if self._is_doubtful:
+            self._late.append(text)
+        else:
+            self._sink.args(text)
+            self._gave = True
 
     def _collect(self, ends: re.Pattern[str], text: str, at: int, limit: int) -> tuple[int, str]:
         """Reads to one of `ends`: (where it stopped, the end or ""). More than `limit` characters are "bad"."""
@@ -229,21 +235,27 @@ def _loose_members(
     body: LooseObject, schema: Mapping[str, Any], root: Mapping[str, Any], strict: bool, depth: int = 0
 ) -> Tag:
     """Raises InvalidParam for an object that does not say what is in it."""
-    properties, required, optional = properties_of(schema)
-    if (not properties and depth) or depth > _MAX_SCHEMA:
-        raise InvalidParam("tools", dict(schema), "objects with properties, not nested too deep, for this tool format")
-    return listed(
-        required, optional, ",", lambda k: (f"{k}:", _loose_value(body, properties[k], root, strict, depth + 1))
-    )
+    found = []
+    for properties, required, optional in ways(schema, root, strict):
+        if (not properties and depth) or depth > _MAX_SCHEMA:
+            expected = "objects with properties, not nested too deep, for this tool format"
+            raise InvalidParam("tools", dict(schema), expected)
+        values = {name: _loose_value(body, part, root, strict, depth + 1) for name, part in properties.items()}
+        found.append(listed(required, optional, ",", partial(_member, values)))
+    return either(found)
+
+
+def _member(values: Mapping[str, Tag], name: str) -> tuple[str, Tag]:
+    return f"{name}:", values[name]
 
 
 def _loose_value(body: LooseObject, schema: object, root: Mapping[str, Any], strict: bool, depth: int) -> Tag:
     kinds = kinds_of(schema, root)
-    known = schema if isinstance(schema, Mapping) else {}
+    known = followed(schema, root)
     quote = body.quotes[0]
     options: list[Tag] = []
     if kinds is None or "string" in kinds:
-        options += [tag_of(quote, content, quote) for content in plain(schema, strict)]
+        options += [tag_of(quote, content, quote) for content in plain(schema, root, strict)]
     if kinds and "array" in kinds:
         item = tag_of("", _loose_value(body, known.get("items"), root, strict, depth + 1), "")
         options.append(tag_of("[", {"type": "tags_with_separator", "tags": [item], "separator": ","}, "]"))
@@ -251,7 +263,7 @@ def _loose_value(body: LooseObject, schema: object, root: Mapping[str, Any], str
         options.append(tag_of("{", _loose_members(body, known, root, strict, depth), "}"))
     scalars = {"integer", "number", "boolean", "null"} & (kinds or {"number", "boolean", "null"})
     if scalars:
-        rest = {**standing_alone(schema, root), "type": sorted(scalars)}
+        rest = {**referring(schema, root), "type": sorted(scalars)}
         options.append({"type": "json_schema", "json_schema": rest})
     return options[0] if len(options) == 1 else {"type": "or", "elements": options}
 

@@ -79,11 +79,8 @@ class NamedJsonReader:
                 return at
         return at
 
-    def closing(self) -> str:
-        return self._arguments.closing() if self._arguments else ""
-
-    def leftover(self) -> str:
-        return self._arguments.leftover() if self._arguments else ""
+    def cut(self) -> str:
+        return self._arguments.cut() if self._arguments else ""
 
     def _read_head(self, text: str, at: int, final: bool) -> int:
         begin, end, marker = self._ends.find(text, at, final, MAX_NAME)

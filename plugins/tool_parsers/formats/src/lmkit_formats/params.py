@@ -13,9 +13,9 @@ from lmkit_formats.calls import MAX_NAME, BodyReader, CallBody, State, is_name, 
 from lmkit_formats.jsonread import JsonReader
 from lmkit_formats.markers import Found, markers
 from lmkit_formats.pycalls import literal
-from lmkit_formats.schemas import kind_of, kinds_of
+from lmkit_formats.schemas import ANY, ValueType, allows, argument_type, kind_of, kinds_of, referring, same
 from lmkit_formats.sink import CallSink
-from lmkit_formats.tags import Tag, dump, maybe, plain, properties_of, schema_of, sequence, standing_alone, tag_of
+from lmkit_formats.tags import Tag, dump, either, maybe, plain, schema_of, sequence, tag_of, ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +62,26 @@ class Params(CallBody):
 
     def accept(self, tool: ToolDef) -> Tag:
         schema = schema_of(tool)
-        properties, required, optional = properties_of(schema)
-        elements = [_parameter(self, key, properties[key], schema, tool.strict) for key in required]
-        elements += [maybe(_parameter(self, key, properties[key], schema, tool.strict)) for key in optional]
-        return sequence(*elements)
+        found = []
+        for properties, required, optional in ways(schema, schema, tool.strict):
+            elements = [_parameter(self, key, properties[key], schema, tool.strict) for key in required]
+            elements += [maybe(_parameter(self, key, properties[key], schema, tool.strict)) for key in optional]
+            found.append(sequence(*elements))
+        return either(found)
 
 
 class ParamsReader:
-    """The call is announced when its name is known; each argument is given away when its element ends."""
+    """Each argument is given away when its element ends, and the object is closed when the call's own end was read.
+
+    A value whose end is missing may be no more than the beginning of one that has a marker in it. What follows it is
+    held back, and the call stands only if nothing but its close comes behind it.
+    """
 
     def __init__(self, body: Params, sink: CallSink, tools: Sequence[ToolDef], ends: Sequence[str]) -> None:
         """`ends`: the closing markers of the call, which the reader leaves unread."""
         self._body, self._sink, self._ends = body, sink, tuple(ends)
         self.state: State = "more"
         self._tools = tools
-        self._schema: Mapping[str, Any] = {}
         self._root: Mapping[str, Any] = {}
         self._prefix = list(body.prefix)
         self._step = self._in_name
@@ -86,6 +91,8 @@ class ParamsReader:
         self._key = ""
         self._kind = ""  # "string" or "json", where the element says so
         self._written = False  # an argument was given away
+        self._doubtful = False  # a value had no end of its own
+        self._held: list[str] = []  # arguments that are held back since
         self._inner = ""  # the value of an argument that may hold all of them: an object
         self._outer = ""  # the same argument as it was written
         self._num_raw_parts = 0  # of the value: those up to the end of its last raw text
@@ -106,16 +113,13 @@ class ParamsReader:
         while at < len(text) and self.state == "more":
             step, began = self._step, at
             at = step(text, at, final)
-            if self._sink.open and self._step != self._between:
+            if self._doubtful or self._step != self._between:
                 self._raw.append(text[began:at])
             if at == began and self._step == step:
                 break  # undecided
         return at
 
-    def closing(self) -> str:
-        return self._inner or ("}" if self._written else "{}")
-
-    def leftover(self) -> str:
+    def cut(self) -> str:
         return "".join(self._raw)
 
     def _in_name(self, text: str, at: int, final: bool) -> int:
@@ -128,8 +132,6 @@ class ParamsReader:
             self.state = "bad"
             return found.begin
         tool = next((t for t in self._tools if t.name == name), None)
-        properties = tool.parameters.get("properties") if tool else None
-        self._schema = properties if isinstance(properties, Mapping) else {}
         self._root = tool.parameters if tool else {}
         self._sink.start(name)
         self._step = self._between
@@ -145,11 +147,29 @@ class ParamsReader:
         if found.marker == self._body.open:
             if self._inner:
                 self._give_json(self._outer)
-            self._raw, self._step = [text[at : found.end]], self._in_key
+            if not self._doubtful:
+                self._raw.clear()
+            self._step = self._in_key
             return found.end
-        self._sink.end(self.closing())
-        self.state = "done"
+        if self._doubtful:
+            self._step = self._after_end
+            return found.end
+        self._finish()
         return found.end if found.marker == self._body.foot else found.begin
+
+    def _after_end(self, text: str, at: int, final: bool) -> int:
+        """Behind the first closing marker of a doubtful call: the next one, or that marker was text of a value."""
+        found = markers(*self._ends).at(text, at, final)
+        if found is None:
+            self.state = "bad"
+        elif found.marker is not None:
+            self._finish()
+        return at
+
+    def _finish(self) -> None:
+        self._sink.args("".join(self._held))
+        self._sink.end(self._inner or ("}" if self._written else "{}"))
+        self.state = "done"
 
     def _in_key(self, text: str, at: int, final: bool) -> int:
         body = self._body
@@ -184,7 +204,11 @@ class ParamsReader:
             return found.end
         if self._num_raw_parts and not "".join(self._parts[self._num_raw_parts :]).strip():
             del self._parts[self._num_raw_parts :]
+        if found.marker in self._kept and found.marker != self._body.close:
+            self._doubtful = True
         self._give("".join(self._parts))
+        if not self._doubtful:
+            self._raw.clear()
         self._parts.clear()
         self._num_raw_parts = 0
         self._step = self._between
@@ -218,7 +242,6 @@ class ParamsReader:
     def _give(self, value: str) -> None:
         """One argument. A key may come again: readers of JSON take the last value."""
         self._num_parts = 0
-        self._raw.clear()
         written = self._json(value)
         member = f"{json.dumps(self._key, ensure_ascii=False)}: {written}"
         self._inner = "" if self._written else self._unwrapped(written)
@@ -228,12 +251,16 @@ class ParamsReader:
             self._give_json(member)
 
     def _give_json(self, member: str) -> None:
-        self._sink.args(f"{', ' if self._written else '{'}{member}")
+        member = f"{', ' if self._written else '{'}{member}"
+        if self._doubtful:
+            self._held.append(member)
+        else:
+            self._sink.args(member)
         self._written, self._inner = True, ""
 
     def _unwrapped(self, value: str) -> str:
         """The object in an argument that the tool does not have, and that models put all others into; or ""."""
-        if self._key not in self._body.wrappers or not self._root or self._key in self._schema:
+        if self._key not in self._body.wrappers or not self._root or argument_type(self._root, self._key):
             return ""
         if value.startswith('"'):
             value = json.loads(value).strip()
@@ -252,21 +279,28 @@ class ParamsReader:
             value = value[1:-1]
         if body.verbatim or self._kind == "string":
             return json.dumps(value, ensure_ascii=False)
-        schema = self._schema.get(self._key)
-        kinds = None if self._kind == "json" else kinds_of(schema, self._root)
-        if kinds is None and self._kind != "json" and body.untyped == "string":
+        said = ANY if self._kind == "json" else argument_type(self._root, self._key) or ANY
+        if said.kinds is None and self._kind != "json" and body.untyped == "string":
             return json.dumps(value, ensure_ascii=False)
-        return typed(value, kinds)
+        return typed(value, said)
 
 
-def typed(value: str, kinds: frozenset[str] | None) -> str:
-    """The value as JSON text: as JSON where it is JSON of an allowed kind, as a string otherwise. None = any kind."""
+def typed(value: str, said: ValueType) -> str:
+    """The value as JSON text: as JSON where it is JSON of an allowed kind, as a string otherwise.
+
+    Where the schema lists its values, it is one of them if it can be: "7" is a string where 7 is not listed.
+    """
+    kinds = said.kinds
     as_string = json.dumps(value, ensure_ascii=False)
+    if said.values is not None and _is_string_of(value, said.values):
+        return as_string
     if kinds == {"string"}:
         return as_string
     text = value.strip()
     if text in ("True", "False", "None"):
         text = {"True": "true", "False": "false", "None": "null"}[text]
+    elif kinds and "null" in kinds and "string" not in kinds and text.lower() in ("nil", "none", "null"):
+        text = "null"
     reader = JsonReader()
     end = reader.feed(text, 0)
     reader.end()
@@ -282,12 +316,23 @@ def typed(value: str, kinds: frozenset[str] | None) -> str:
     if kinds is None:
         return written
     kind = kind_of(json.loads(written)) if written[0] not in "{[" else {"{": "object", "[": "array"}[written[0]]
-    allowed = kind in kinds or (kind == "integer" and "number" in kinds)
+    allowed = allows(kinds, kind)
     if kind == "string" and "string" in kinds:
         return as_string  # the quotes are part of it
     if kind == "number" and "integer" in kinds and float(written).is_integer():
         return str(int(float(written)))
     return written if allowed else as_string
+
+
+def _is_string_of(text: str, values: Sequence[Any]) -> bool:
+    """Whether `text` is one of the values as a string, and none of them as JSON."""
+    if text not in values:
+        return False
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError):
+        return True
+    return isinstance(parsed, str) or not any(same(parsed, value) for value in values)
 
 
 def _element(body: Params, key: str, as_text: bool) -> tuple[str, str]:
@@ -303,10 +348,10 @@ def _parameter(body: Params, key: str, schema: object, root: Mapping[str, Any], 
     options = []
     if only_text or (kinds and "string" in kinds):
         begin, end = _element(body, key, as_text=True)
-        options += [tag_of(begin, content, end + body.gap) for content in plain(schema, strict)]
+        options += [tag_of(begin, content, end + body.gap) for content in plain(schema, root, strict)]
     if not only_text:
         begin, end = _element(body, key, as_text=False)
         rest = {"type": sorted(kinds - {"string"})} if kinds else {}
-        content = {"type": "json_schema", "json_schema": {**standing_alone(schema, root), **rest}}
+        content = {"type": "json_schema", "json_schema": {**referring(schema, root), **rest}}
         options.append(tag_of(begin, content, end + body.gap))
     return options[0] if len(options) == 1 else {"type": "or", "elements": options}

@@ -6,9 +6,9 @@ One `ToolParser` runs every ToolFormat; bodies have readers of their own. Text t
 held back, at most one marker's length; nothing is scanned twice, so the work is linear in the text.
 
 What breaks its format is handled by one rule. A call that was not announced is content, with its markers. A call that
-was announced keeps the arguments it has, completed to valid JSON; the rest of it is content. A call that is cut off at
-the end of the output counts as broken at that place; if there is nothing of it but its marker, that is dropped. Each
-time a ParseWarning says so.
+was announced keeps the arguments it has, which do not parse, and ends with ToolCut: nobody may execute it. What is not
+in its arguments is content. A call that is cut off at the end of the output counts as broken at that place; if there is
+nothing of it but its marker, that is dropped. Each time a ParseWarning says so.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ _CLOSERS = BLANKS + ",]})"  # what may follow a finished call when the output en
 class OpenCall:
     """A call that is being read, from its marker on."""
 
-    __slots__ = ("body", "is_marked", "raw", "size", "was_read")
+    __slots__ = ("body", "follows", "is_marked", "raw", "size", "was_read")
 
     def __init__(self, before: str, marker: str, is_marked: bool) -> None:
         """`before`: the blanks before it, which are content after all if this turns out to be no call."""
-        self.raw = [before, marker]  # the call as written, until it is announced
-        self.size = len(before) + len(marker)  # characters of `raw`
+        self.raw = [before, marker]  # the call as written
+        self.size = len(before) + len(marker)  # characters of `raw` that may still be content
+        self.follows = False  # another call of the same body came before it
         self.is_marked = is_marked  # it began with a marker, or stands in a section
         self.was_read = False  # something followed the marker
         self.body: BodyReader | None = None  # what reads it, once it is known which
@@ -46,7 +47,14 @@ class OpenCall:
         self.size += len(text)
 
     def forget(self) -> None:
-        self.raw, self.size = [], 0
+        """A call of the body has ended."""
+        self.raw, self.size, self.follows = [], 0, True
+
+    @property
+    def written(self) -> str:
+        """The call as the model wrote it."""
+        written = "".join(self.raw)
+        return written.lstrip(_CLOSERS) if self.follows else written
 
 
 class ToolParser:
@@ -221,10 +229,11 @@ class ToolParser:
         sink = self._sink
         num_calls, was_open = sink.num_calls, sink.open
         end = body.feed(text, at, final)
-        if was_open or sink.num_calls > num_calls:
+        call.keep(text[at:end])
+        if sink.open:
+            call.size = 0
+        elif was_open or sink.num_calls > num_calls:
             call.forget()
-        else:
-            call.keep(text[at:end])
         if body.state == "done":
             self._call, self._begun = None, ""
             self._state = self._after_call
@@ -246,17 +255,21 @@ class ToolParser:
     def _break(self, call: OpenCall, message: str, ended: bool = False) -> None:
         """The one rule for broken calls, see above."""
         raw, announced = "".join(call.raw), self._sink.open
+        is_rest = self._sink.num_calls > 0 and not raw.strip(_CLOSERS)  # of a body whose calls are whole
         if announced and call.body is not None:
-            raw = call.body.leftover()
-            self._sink.end(call.body.closing())
+            rest = call.body.cut()
+            self._sink.cut(call.written.removeprefix(self._begun).removesuffix(rest))
+            raw = rest
+        self._sink.drop()
         self._call = None
         only_marker = ended and call.is_marked and not call.was_read
-        if announced or call.is_marked:
+        in_call = ended and not only_marker and not is_rest
+        if announced or call.is_marked or (in_call and self._sink.num_calls):
             self._num_broken += 1
-            if only_marker or self._num_broken <= _MAX_WARNINGS:
-                self._sink.events.append(ParseWarning(message, raw if only_marker else ""))
+            if ended or self._num_broken <= _MAX_WARNINGS:
+                self._sink.events.append(ParseWarning(message, raw if only_marker else "", in_call))
         raw, self._begun = raw.removeprefix(self._begun), ""
-        if announced or not (only_marker or (self._sink.num_calls and not raw.strip(_CLOSERS))):
+        if announced or not (only_marker or is_rest):
             self._content.text(raw)
         self._keep_close = not announced
         if self._searches.begins_with_name and not announced and not raw.strip(BLANKS):

@@ -6,15 +6,16 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lmkit.api import ToolDef
 
 from lmkit_formats.calls import GAPS, BodyReader, CallBody, State, is_name
 from lmkit_formats.markers import skip_blanks
-from lmkit_formats.schemas import kinds_of
+from lmkit_formats.schemas import kinds_of, referring
 from lmkit_formats.sink import CallSink
-from lmkit_formats.tags import Tag, dump, listed, properties_of, schema_of, standing_alone
+from lmkit_formats.tags import Tag, dump, either, listed, schema_of, ways
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 _WORD = re.compile(r"[A-Za-z0-9_.\-]*")
@@ -57,12 +58,15 @@ class PyCalls(CallBody):
 
     def accept(self, tool: ToolDef) -> Tag:
         schema = schema_of(tool)
-        properties, required, optional = properties_of(schema)
-        return listed(required, optional, ", ", lambda k: (f"{k}=", _python_value(properties[k], schema)))
+        found = []
+        for properties, required, optional in ways(schema, schema, tool.strict):
+            values = {name: _python_value(part, schema) for name, part in properties.items()}
+            found.append(listed(required, optional, ", ", partial(_argument, values)))
+        return either(found)
 
 
 class PyCallsReader:
-    """The call is announced when its name is known; each argument is given away when it ends."""
+    """Each argument is given away when it ends, and the object is closed with the bracket of the call."""
 
     def __init__(self, body: PyCalls, sink: CallSink) -> None:
         self._body, self._sink = body, sink
@@ -71,6 +75,7 @@ class PyCallsReader:
         self._word = self._name = ""
         self._raw: list[str] = []  # the argument that is being read
         self._written = False
+        self._begins_well = False  # the first argument does
         self._depth = 0
         self._quote = ""
         self._skip = False  # the next character is escaped
@@ -86,10 +91,7 @@ class PyCallsReader:
                 break  # a call ended
         return at
 
-    def closing(self) -> str:
-        return "}" if self._written else "{}"
-
-    def leftover(self) -> str:
+    def cut(self) -> str:
         return "".join(self._raw)
 
     def _structure(self, text: str, at: int) -> int:
@@ -108,7 +110,8 @@ class PyCallsReader:
         if self._place == "begin" and c == "[":
             self._place = "name"
         elif self._place == "name" and c == "(" and _NAME.fullmatch(self._word) and is_name(self._word):
-            self._name, self._word, self._written, self._place = self._word, "", False, "argument"
+            self._name, self._word, self._place = self._word, "", "argument"
+            self._written = self._begins_well = False
         elif self._place == "name" and not self._word and not self._body.lines and c == "]":
             self.state = "done"
         elif self._place == "next" and c == ",":
@@ -130,8 +133,8 @@ class PyCallsReader:
 
     def _argument(self, text: str, at: int) -> int:
         """Up to the comma or bracket that ends the argument."""
-        if not self._sink.open:
-            at = self._announce(text, at)
+        if not self._begins_well:
+            at = self._check_head(text, at)
         if self.state == "bad":
             return at
         begin = at
@@ -164,16 +167,16 @@ class PyCallsReader:
         self._raw.append(text[begin:at])
         return at
 
-    def _announce(self, text: str, at: int) -> int:
-        """The call begins when its first argument begins well. Returns where it is wrong, or else `at`."""
+    def _check_head(self, text: str, at: int) -> int:
+        """Whether the first argument begins well. Returns where it is wrong, or else `at`."""
         begun = "".join(self._raw)
         head = _HEAD.match(begun + text[at : at + 2 * _MAX_WORD])
         assert head is not None
         stop = at + head.end() - len(begun)
         c = text[stop : stop + 1]
-        if head.group().rstrip().endswith("=") and (c.isalnum() or (c and c in "-+.\"'[{(")):
-            self._sink.start(self._name)
-        elif c and not (c == ")" and not head.group().strip()):
+        has_value = c.isalnum() or bool(c and c in "-+.\"'[{(")
+        self._begins_well = head.group().rstrip().endswith("=") and has_value
+        if c and not self._begins_well and not (c == ")" and not head.group().strip()):
             self.state = "bad"
             self._raw.append(text[at:stop])
             return stop
@@ -192,13 +195,15 @@ class PyCallsReader:
             if written is None:
                 self.state = "bad"
                 return at
+            if not self._written:
+                self._sink.start(self._name)
             self._sink.args(f"{', ' if self._written else '{'}{json.dumps(key)}: {written}")
             self._written = True
         self._raw.clear()
         if c == ")":
-            if not self._sink.open:
+            if not self._written:
                 self._sink.start(self._name)
-            self._sink.end(self.closing())
+            self._sink.end("}" if self._written else "{}")
             self._place = "next"
         return at + 1
 
@@ -322,13 +327,17 @@ def _number(token: str) -> str:
     return repr(value)
 
 
+def _argument(values: Mapping[str, Tag], name: str) -> tuple[str, Tag]:
+    return f"{name}=", values[name]
+
+
 def _python_value(schema: object, root: Mapping[str, Any]) -> Tag:
     kinds = kinds_of(schema, root)
     words = {"boolean": r"True|False", "null": "None"}
     if kinds and kinds <= words.keys():
         return {"type": "regex", "pattern": "|".join(words[k] for k in sorted(kinds))}
     rest = {"type": sorted(kinds)} if kinds else {}
-    return {"type": "json_schema", "json_schema": {**standing_alone(schema, root), **rest}}
+    return {"type": "json_schema", "json_schema": {**referring(schema, root), **rest}}
 
 
 def _python(value: object) -> str:

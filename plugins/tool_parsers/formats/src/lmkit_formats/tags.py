@@ -9,7 +9,7 @@ from typing import Any
 from lmkit.api import InvalidParam, ToolDef
 
 from lmkit_formats.closing import closed
-from lmkit_formats.schemas import items_of
+from lmkit_formats.schemas import alternatives, followed, items_of, kinds_of, value_type
 
 Tag = dict[str, Any]  # one format of a structural tag
 Calls = Sequence[tuple[str, Mapping[str, Any]]]
@@ -22,24 +22,52 @@ def schema_of(tool: ToolDef) -> Mapping[str, Any]:
     return schema if "$ref" in schema else {"type": "object", **schema}
 
 
-def properties_of(schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str], list[str]]:
-    """(all, names of the required ones, names of the others)"""
-    properties = schema.get("properties")
-    properties = properties if isinstance(properties, Mapping) else {}
-    required = [k for k in items_of(schema.get("required")) if k in properties]
-    return properties, required, [k for k in properties if k not in required]
+def ways(
+    schema: Mapping[str, Any], root: Mapping[str, Any], strict: bool
+) -> list[tuple[Mapping[str, Any], list[str], list[str]]]:
+    """(all properties, names of the required ones, names of the others) of an object, for each way to choose between
+    the options of its schema. Raises InvalidParam for a strict tool whose options cannot be told apart.
+    """
+    unsaid = sorted(_UNSAID & schema.keys())
+    if strict and unsaid:
+        raise InvalidParam("tools", unsaid[0], "arguments of a strict tool without it, for this tool format")
+    return [
+        (way.properties, list(way.required), [name for name in way.properties if name not in way.required])
+        for way in alternatives(schema, root)
+    ]
 
 
-def plain(schema: object, strict: bool) -> list[Tag]:
+# what a sequence of elements cannot keep
+_UNSAID = frozenset({
+    "dependentRequired", "dependentSchemas", "if", "maxProperties", "minProperties", "not", "oneOf", "propertyNames",
+})  # fmt: skip
+
+
+def either(tags: Sequence[Tag]) -> Tag:
+    different: list[Tag] = []
+    for tag in tags:
+        if tag not in different:
+            different.append(tag)
+    return different[0] if len(different) == 1 else {"type": "or", "elements": different}
+
+
+def plain(schema: object, root: Mapping[str, Any], strict: bool) -> list[Tag]:
     """Strings that are written without quotes. Raises InvalidParam for what cannot be enforced on them."""
-    if not isinstance(schema, Mapping):
-        return [{"type": "any_text"}]
-    choices = [schema["const"]] if "const" in schema else schema.get("enum")
-    if choices is not None:
-        return [const(c) for c in choices if isinstance(c, str)]
-    if strict and ("pattern" in schema or "format" in schema):
-        raise InvalidParam("tools", dict(schema), "string parameters without pattern and format, for this tool format")
-    low, high = schema.get("minLength", 0), schema.get("maxLength")
+    said = followed(schema, root)
+    if "const" not in said and "enum" not in said:
+        for key in ("anyOf", "oneOf"):
+            if options := items_of(said.get(key)):
+                kinds = [kinds_of(option, root) for option in options]
+                texts = [option for option, of in zip(options, kinds, strict=True) if of is None or "string" in of]
+                rest = {word: part for word, part in said.items() if word != key}
+                return [tag for text in texts for tag in plain({**rest, **followed(text, root)}, root, strict)]
+    values = value_type(said, root).values
+    if values is not None:
+        return [const(value) for value in values if isinstance(value, str)]
+    if strict and not said.keys().isdisjoint(("allOf", "format", "if", "not", "pattern")):
+        expected = "string parameters without pattern and format, allOf, if and not, for this tool format"
+        raise InvalidParam("tools", dict(said), expected)
+    low, high = said.get("minLength", 0), said.get("maxLength")
     if not low and high is None:
         return [{"type": "any_text"}]
     return [{"type": "regex", "pattern": f"[^<]{{{low},{'' if high is None else high}}}"}]
@@ -60,12 +88,6 @@ def listed(
         return sequence(*given, *rest)
     starts = [sequence(written(key, ""), *rest[i + 1 :]) for i, key in enumerate(optional[:_MAX_OPTIONAL])]
     return maybe({"type": "or", "elements": starts})
-
-
-def standing_alone(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A part of a schema with the definitions that it may refer to."""
-    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    return {**shared, **schema} if isinstance(schema, Mapping) else shared
 
 
 def tag_of(begin: str, content: Tag, end: str) -> Tag:

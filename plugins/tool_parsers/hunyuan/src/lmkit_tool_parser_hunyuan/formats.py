@@ -25,6 +25,25 @@ HY_V3 = ToolFormat(
     section=("<tool_calls>",),
     section_close=("</tool_calls>",),
 )
+# the same with longer names of its tags
+HY_V4 = ToolFormat(
+    "hy_v4",
+    Params(
+        name_ends=("<tool_sep:opensource>",),
+        open="<arg_key:opensource>",
+        key_ends=("</arg_key:opensource>",),
+        value_open="<arg_value:opensource>",
+        close="</arg_value:opensource>",
+        untyped="json",
+        gap="\n",
+    ),
+    open=("<tool_call:opensource>",),
+    close=("</tool_call:opensource>",),
+    section=("<tool_calls:opensource>",),
+    section_close=("</tool_calls:opensource>",),
+    loose=True,
+    between="\n",
+)
 REASONING_A13B = ReasoningFormat(
     "hunyuan_a13b",
     ("<think>\n", "<think>"),
@@ -36,6 +55,15 @@ REASONING_V3 = ReasoningFormat(
     "hy_v3",
     ("<think>",),
     ("</think>",),
+    prompt_opens=True,
+    switch=("reasoning_effort",),
+    off=("no_think", "none"),
+    default_on=False,
+)
+REASONING_V4 = ReasoningFormat(
+    "hy_v4",
+    ("<think:opensource>",),
+    ("</think:opensource>",),
     prompt_opens=True,
     switch=("reasoning_effort",),
     off=("no_think", "none"),

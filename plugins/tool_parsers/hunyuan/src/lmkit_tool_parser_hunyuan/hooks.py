@@ -18,6 +18,12 @@ def lmkit_tool_parsers() -> list[ToolParserSpec]:
             target="lmkit_tool_parser_hunyuan.formats:HY_V3",
             markers=("<tool_sep>",),
         ),
+        ToolParserSpec(
+            name="hy_v4",
+            summary="<tool_call:opensource>NAME<tool_sep:opensource><arg_key:opensource>K... (Hy 4)",
+            target="lmkit_tool_parser_hunyuan.formats:HY_V4",
+            markers=("<tool_sep:opensource>",),
+        ),
     ]
 
 
@@ -34,5 +40,11 @@ def lmkit_reasoning_parsers() -> list[ReasoningParserSpec]:
             name="hy_v3",
             summary="<think>...</think> by the template switch `reasoning_effort` (Hunyuan V3)",
             target="lmkit_tool_parser_hunyuan.formats:REASONING_V3",
+        ),
+        ReasoningParserSpec(
+            name="hy_v4",
+            summary="<think:opensource>...</think:opensource> by the template switch `reasoning_effort` (Hy 4)",
+            target="lmkit_tool_parser_hunyuan.formats:REASONING_V4",
+            markers=("<think:opensource>",),
         ),
     ]

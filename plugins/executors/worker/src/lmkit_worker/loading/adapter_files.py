@@ -6,12 +6,12 @@ Whoever serves takes the path from a client, so nothing here follows `~`, waits 
 from __future__ import annotations
 
 import os
-import stat
 from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
 from lmkit.api import CheckpointError
+from lmkit.files import open_regular
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG = 1 << 20  # bytes
@@ -30,27 +30,23 @@ def check_files(path: Path, max_weights: int = MAX_WEIGHTS) -> None:
             f"{WEIGHTS} has {size} bytes, an adapter for this model has at most {max_weights}",
             fix="use an adapter made for this base model, or raise --max-lora-rank",
         )
-    with open_regular(path / WEIGHTS) as file:
+    with opened(path / WEIGHTS) as file:
         header = int.from_bytes(file.read(8), "little")
     if header > min(MAX_HEADER, size):
         raise CheckpointError(f"{WEIGHTS} is damaged: its header says it has {header} bytes", fix="download it again")
 
 
 def size_of(file: Path) -> int:
-    with open_regular(file) as opened:
-        return os.fstat(opened.fileno()).st_size
+    with opened(file) as regular:
+        return os.fstat(regular.fileno()).st_size
 
 
-def open_regular(file: Path) -> BinaryIO:
-    """A regular file, for reading. Never waits: a pipe or a device is told from it before anything is read."""
+def opened(file: Path) -> BinaryIO:
+    """A regular file of the adapter, for reading."""
     try:
-        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+        return open_regular(file)
     except (OSError, ValueError) as e:
         raise _missing(file.parent) from e
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise _missing(file.parent)
-    return os.fdopen(fd, "rb")
 
 
 def digest(path: Path) -> str:
@@ -58,7 +54,7 @@ def digest(path: Path) -> str:
     h = sha256()
     try:
         for name in (CONFIG, WEIGHTS):
-            with open_regular(path / name) as file:
+            with opened(path / name) as file:
                 while chunk := file.read(CHUNK):
                     h.update(chunk)
     except OSError as e:

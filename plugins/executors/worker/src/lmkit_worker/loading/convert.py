@@ -13,7 +13,7 @@ from lmkit.api import (
     WeightRule,
     decoder_name,
     head_linears,
-    load_target,
+    make_target,
 )
 
 from lmkit_worker.chosen import choice_of
@@ -27,7 +27,7 @@ HEAD = "lm_head"  # name that decoders give to their language-model head
 def architecture_of(resolved: ResolvedPlan) -> Architecture | PoolingDecoder:
     """What builds the model of the plan and says where its weights go."""
     choice = choice_of(resolved, "model")
-    architecture: Architecture = load_target(choice)(**choice.options)
+    architecture: Architecture = make_target(choice)
     return architecture if resolved.value("head") is None else PoolingDecoder(architecture)
 
 

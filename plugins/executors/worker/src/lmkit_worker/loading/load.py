@@ -34,8 +34,10 @@ from lmkit.api import (
     UnsupportedModel,
     WeightMismatch,
     WeightRule,
+    guard,
     load_target,
     nearest,
+    owner_of,
 )
 from lmkit.checkpoint import weight_files
 from lmkit_layers.attention import Attention
@@ -54,6 +56,8 @@ from lmkit_worker.loading.stages import keeper
 from lmkit_worker.loading.update import CopyLoader, Update, keep, untie_as
 
 ALL = "*"  # a rule's part: the tensor holds all parts, one after another; "*.up": all whose names end so
+# Endings of tensors that older files hold of buffers, which follow from the configuration.
+BUFFERS = (".inv_freq", ".position_ids", ".masked_bias", ".cos_cached", ".sin_cached")
 LISTED = 8  # names shown per kind of mismatch
 
 
@@ -153,7 +157,8 @@ def make_builder(
     quantization, declared = resolved.choice("quantization"), checkpoint.config.get("quantization_config")
     scheme = None
     if quantization is not None:
-        scheme = load_target(quantization).parse(quantization.options if declared is None else declared)
+        with guard(owner_of(quantization), "parse"):
+            scheme = load_target(quantization).parse(quantization.options if declared is None else declared)
     elif declared:
         raise UnsupportedModel("quantization_config", "present", fix="install a plugin for this format")
     kinds = ("linear:",) if adapters else ("linear:", "moe:")
@@ -183,12 +188,13 @@ def _attention(resolved: ResolvedPlan, info: ModelInfo) -> AttentionBackend | No
     """The chosen backend, when it takes what each group of layers needs. Raises SelectionError with its own reason."""
     if not info.kv_groups():
         return None
-    backend: AttentionBackend = make(choice_of(resolved, "attention"))
+    choice = choice_of(resolved, "attention")
+    backend: AttentionBackend = make(choice)
     for need, layers in info.kv_groups():
-        try:
-            reason, sizes = backend.can_run(need, resolved.device), backend.block_sizes(need)
-        except Exception as e:
-            raise PluginError(f"attention {backend.name} could not say what it runs: {type(e).__name__}: {e}") from e
+        with guard(owner_of(choice), "can_run"):
+            reason = backend.can_run(need, resolved.device)
+        with guard(owner_of(choice), "block_sizes"):
+            sizes = backend.block_sizes(need)
         if reason is None and need.block_size and need.block_size not in sizes:
             reason = f"block_size is {need.block_size}, it has {', '.join(map(str, sizes[:8]))}"
         if reason is not None:
@@ -202,7 +208,8 @@ def _operators(resolved: ResolvedPlan, op: str, dtype: str) -> Any:
     """The first of the chosen sets of such operators that runs here; one that was named has to."""
     for choice in (c for c in resolved.choices if c.kind == "op" and c.component == op):
         ops = make(choice)
-        reason = ops.can_run(dtype, resolved.device)
+        with guard(owner_of(choice), "can_run"):
+            reason = ops.can_run(dtype, resolved.device)
         if reason is None:
             return ops
         if choice.why == "explicit":
@@ -360,7 +367,7 @@ def plan_fills(
     for entry in entries:
         match = rules.match(entry.name)
         place = where.get(match.target) if match else None
-        if match is not None and match.rule.ignore and place is None:
+        if place is None and (entry.name.endswith(BUFFERS) if match is None else match.rule.ignore):
             continue
         parts = place.covered(match.part) if match and place else ()
         if match is None or place is None or not parts:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lmkit.api import PluginError, WeightRule
 
 PLACEHOLDERS = {"p": "[A-Za-z_][A-Za-z0-9_]*", "any": ".+"}
+HEAD = "lm_head."  # begins targets of a decoder's language-model head
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
@@ -36,6 +37,7 @@ class Rules:
 
     def __init__(self, rules: Sequence[WeightRule]) -> None:
         self._rules = [(compile_pattern(r.source), r) for r in rules]
+        self._prefix = _prefix(rules)
         self._targets = [(compile_pattern(r.target), r) for r in rules if not r.ignore]
         for regex, rule in self._rules:
             unknown = set(_PLACEHOLDER.findall(rule.target)) - set(regex.groupindex)
@@ -45,6 +47,22 @@ class Rules:
                 )
 
     def match(self, name: str) -> Match | None:
+        """The rule and target of a tensor; None: no rule is for it, under this name or one of `_names`."""
+        return next((match for known in self._names(name) if (match := self._match(known)) is not None), None)
+
+    def named(self, name: str) -> str:
+        """The name by which a rule knows the tensor, or its own."""
+        return next((known for known in self._names(name) if self._match(known) is not None), name)
+
+    def _names(self, name: str) -> Iterator[str]:
+        """The names that transformers takes too: without the base model's prefix, and with it twice or on the head."""
+        yield name
+        if self._prefix and name.startswith(self._prefix):
+            yield name.removeprefix(self._prefix)
+        elif self._prefix:
+            yield self._prefix + name
+
+    def _match(self, name: str) -> Match | None:
         for regex, rule in self._rules:
             if m := regex.fullmatch(name):
                 names = m.groupdict()
@@ -63,6 +81,14 @@ class Rules:
             if set(_PLACEHOLDER.findall(rule.source)) <= set(names):
                 found.append((rule.source.format(**names), rule))
         return found
+
+
+def _prefix(rules: Sequence[WeightRule]) -> str:
+    """The prefix of all names but those of the head ("model."); "" where there is none."""
+    body = [rule.source for rule in rules if not rule.ignore and not rule.target.startswith(HEAD)]
+    begins = {source.partition(".")[0] if "." in source else "" for source in body}
+    begin = begins.pop() if len(begins) == 1 else ""
+    return f"{begin}." if begin and "{" not in begin else ""
 
 
 def _part_numbers(rule: WeightRule, part: str | int | None) -> dict[str, str] | None:

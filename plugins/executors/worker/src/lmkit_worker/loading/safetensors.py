@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmkit.api import Checkpoint, CheckpointError, TensorEntry, itemsize
-from lmkit.checkpoint import INDEX, read_index
+from lmkit.checkpoint import index_of, read_index
+from lmkit.files import open_regular
 from safetensors import SafetensorError, safe_open
 
 if TYPE_CHECKING:
@@ -44,8 +45,7 @@ class SafetensorsLoader:
                 if entry.name in entries:
                     raise CheckpointError(f"{entry.name} is both in {entries[entry.name].file} and in {path}")
                 entries[entry.name] = entry
-        index = checkpoint.path / INDEX
-        if index.is_file():
+        if (index := index_of(checkpoint.path, checkpoint.files)) is not None:
             self._check_index(index, entries)
         return list(entries.values())
 
@@ -69,7 +69,7 @@ class SafetensorsLoader:
 
     def _map(self, file: str) -> tuple[mmap.mmap, int, dict[str, Any]]:
         if file not in self._maps:
-            with open(file, "rb") as f:
+            with open_regular(file) as f:
                 mapped = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY)
             size = int.from_bytes(mapped[:8], "little")  # of the header, which the library has checked
             self._maps[file] = (mapped, 8 + size, json.loads(mapped[8 : 8 + size]))
@@ -77,7 +77,7 @@ class SafetensorsLoader:
 
     def header(self, path: Path) -> Iterator[TensorEntry]:
         """The tensors of one file."""
-        with reading(path), safe_open(path, framework="pt", device="cpu") as file:
+        with reading(path), _opened(path) as file:
             _check_names(path)
             for name in file.keys():  # noqa: SIM118  (not a mapping)
                 view = file.get_slice(name)
@@ -89,7 +89,7 @@ class SafetensorsLoader:
     @staticmethod
     def metadata(path: Path) -> dict[str, str]:
         """The texts that a file holds beside its tensors."""
-        with reading(path), safe_open(path, framework="pt", device="cpu") as file:
+        with reading(path), _opened(path) as file:
             return file.metadata() or {}
 
     @staticmethod
@@ -103,6 +103,12 @@ class SafetensorsLoader:
             raise CheckpointError(f"{entries[extra].file} holds {extra}, which {index.name} does not name")
 
 
+def _opened(path: Path) -> Any:
+    """The library's reader, which would wait for whoever writes a pipe. Raises OSError for what is no regular file."""
+    open_regular(path).close()
+    return safe_open(path, framework="pt", device="cpu")
+
+
 def _check_names(path: Path) -> None:
     """That no name stands twice in the header, of which readers would take one or the other. Raises ValueError."""
 
@@ -113,7 +119,7 @@ def _check_names(path: Path) -> None:
             raise ValueError(f"its header holds {name!r} twice")
         return found
 
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         size = int.from_bytes(file.read(8), "little")  # which the library has checked
         json.loads(file.read(size), object_pairs_hook=once)
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from lmkit.api import LogitsProcessor, PluginError, SampleContext
+from lmkit.api import LogitsProcessor, SampleContext
 
 from lmkit_worker.sampling.logprobs import row_index
 
@@ -33,15 +33,9 @@ class Processors:
     def add(self, slot: int, params: SamplingParams, prompt: Sequence[int]) -> None:
         for name in params.extra:
             processor = self._all.get(name)
-            if processor is not None and self._interested(name, slot, params, prompt):
+            if processor is not None and processor.add(slot, params, prompt):
                 self._slots[name].add(slot)
                 self.active[processor.stage] += 1
-
-    def _interested(self, name: str, slot: int, params: SamplingParams, prompt: Sequence[int]) -> bool:
-        try:
-            return self._all[name].add(slot, params, prompt)
-        except Exception as e:
-            raise PluginError(f"logits processor {name} raised {type(e).__name__}") from e
 
     def remove(self, slot: int) -> None:
         for name, slots in self._slots.items():
@@ -79,10 +73,7 @@ class Processors:
             if wanted:
                 index = row_index(wanted, x.device)
                 part, places = x[index], (slots[wanted].tolist(), positions[wanted].tolist())
-                try:
-                    processor.apply(part, SampleContext(*places, partial(_text, text, wanted)))
-                except Exception as e:
-                    raise PluginError(f"logits processor {name} raised {type(e).__name__}") from e
+                processor.apply(part, SampleContext(*places, partial(_text, text, wanted)))
                 x[index] = part
 
 

@@ -5,7 +5,7 @@ A dialect makes an ask of a body, `LLM` of its arguments, a command of its optio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -14,10 +14,13 @@ from lmkit.text.constrain import TOOL_NAME
 from lmkit.text.tools import tool_def
 
 Prompt = str | Sequence[int]
+PromptInput = Prompt | Mapping[str, Any]  # {"prompt": TEXT} or {"prompt_token_ids": IDS}, too
+Prompts = PromptInput | Sequence[PromptInput]
 Messages = Sequence[Mapping[str, Any]]
 T = TypeVar("T")
 
 PROMPT = "a text or a list of token ids"
+_MAY_SAY_NOTHING = ("assistant", "tool")  # roles of messages without content
 MESSAGES = "a list of messages like {'role': 'user', 'content': 'Hello'}"
 
 
@@ -38,6 +41,8 @@ class Ask:
     adapter: str | None = None
     priority: int = 0  # smaller is sooner
     salt: str | None = None  # prompts with different ones share nothing of the cache
+    prompt_field: str = "prompt"  # what the client calls the prompt, for errors
+    dropped: set[str] | None = None  # names of the client's fields that change nothing; None: they are refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +60,7 @@ class GenerateAsk(Ask):
     grammar_field: str = "grammar"  # what the client calls the grammar, for errors
     default_tokens: int | None = None  # without `params.max_tokens` so many if they fit; None: as many as fit
     beams: Beams | None = None  # the answers are the best that a beam search finds, and come at its end
-    last: int | None = None  # of longer prompts only so many tokens at their end are read
+    last: int | None = None  # of longer prompts only so many tokens at their end are read; -1: as many as fit
 
     def __post_init__(self) -> None:
         if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
@@ -80,12 +85,16 @@ class ChatAsk(GenerateAsk):
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     parallel_calls: bool = True
+    # calls of these tools (True: all) come when they are complete, and those that were cut as the text that was written
+    whole_calls: bool | Collection[str] = False
     template_options: Mapping[str, Any] = field(default_factory=dict)
     effort: str | None = None  # of reasoning
+    effort_field: str = "reasoning_effort"  # what the client calls it
     documents: Sequence[Mapping[str, Any]] = ()
     add_generation_prompt: bool = True
     continue_final: bool = False  # the answer goes on with the last message
     thinking_budget: int | None = None  # tokens
+    places: Sequence[str] = ()  # what the client calls each of the messages, where that is not messages.0, messages.1
     tool_defs: Sequence[ToolDef] = field(init=False)  # those that may be called
 
     def __post_init__(self) -> None:
@@ -136,9 +145,10 @@ class VectorAsk(Ask):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolAsk(VectorAsk):
-    """Vectors of prompts."""
+    """Vectors of prompts, or of one conversation as the chat template renders it."""
 
-    prompts: Sequence[Prompt]
+    prompts: Sequence[Prompt] = ()
+    chat: ChatAsk | None = None
     params: PoolingParams | None = None  # None: the model's own task
     add_special: bool = True
 
@@ -172,7 +182,7 @@ def _message(number: int, message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InvalidParam(where, message, "a mapping with role and content")
     content = message.get("content")
-    if not (isinstance(content, str) or is_list(content) or (content is None and message["role"] == "assistant")):
+    if not (isinstance(content, str) or is_list(content) or (content is None and message["role"] in _MAY_SAY_NOTHING)):
         raise InvalidParam(f"{where}.content", content, "a text")
     shaped = {k: v for k, v in message.items() if v is not None and k not in ("annotations", "refusal", "reasoning")}
     if reasoning := message.get("reasoning") or message.get("reasoning_content"):
@@ -213,17 +223,33 @@ def is_list(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
 
 
-def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A single text or list of ids is one prompt. Raises InvalidParam."""
+def as_prompt(where: str, prompt: Mapping[str, Any]) -> str | list[int]:
+    """The prompt in {"prompt": TEXT} or {"prompt_token_ids": IDS}. Raises InvalidParam."""
+    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if others := [name for name in prompt if name not in ("prompt", "prompt_token_ids") and prompt[name] is not None]:
+        raise InvalidParam(f"{where}.{others[0]}", prompt[others[0]], f"left out: a prompt here is {PROMPT}")
+    if is_list(ids) and ids and all(isinstance(t, int) for t in ids):
+        return list(ids)  # a text beside them is what they were made of
+    if isinstance(text, str) and ids is None:
+        return text
+    raise InvalidParam(where, prompt, "{'prompt': TEXT} or {'prompt_token_ids': [ID, ...]}")
+
+
+def as_prompts(prompts: Prompts) -> list[Prompt]:
+    """A single text, list of ids or dict is one prompt. Raises InvalidParam."""
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, Mapping):
+        return [as_prompt("prompt", prompts)]
     if not is_list(prompts):
         raise InvalidParam("prompts", prompts, f"{PROMPT}, or several of them")
     several: list[Any] = list(prompts)
     if several and all(isinstance(p, int) for p in several):
         return [several]
     for i, prompt in enumerate(several):
-        if not isinstance(prompt, str) and not (is_list(prompt) and all(isinstance(t, int) for t in prompt)):
+        if isinstance(prompt, Mapping):
+            several[i] = as_prompt(f"prompts[{i}]", prompt)
+        elif not isinstance(prompt, str) and not (is_list(prompt) and all(isinstance(t, int) for t in prompt)):
             raise InvalidParam(f"prompts[{i}]", prompt, PROMPT)
     return several
 
@@ -267,15 +293,26 @@ def _with_each(prompts: Sequence[T], params: Params, adapter: Adapters) -> Itera
 
 
 def text_asks(
-    prompts: Prompt | Sequence[Prompt], params: Params = None, n: int = 1, adapter: Adapters = None,
+    prompts: Prompts, params: Params = None, n: int = 1, adapter: Adapters = None,
     beams: Beams | None = None,
 ) -> list[TextAsk]:  # fmt: skip
     """The asks of `LLM.generate`, one per prompt."""
     each = _with_each(as_prompts(prompts), params, adapter)
-    return [TextAsk(prompts=[prompt], params=one, n=n, adapter=name, beams=beams) for prompt, one, name in each]
+    return [TextAsk(prompts=[prompt], adapter=name, beams=beams, **_of_params(one, n)) for prompt, one, name in each]
 
 
-def one_text_ask(prompt: Prompt, params: SamplingParams | None = None) -> list[TextAsk]:
+def _of_params(params: SamplingParams, n: int) -> dict[str, Any]:
+    """The fields of an ask that SamplingParams carries and the engine does not read. Raises InvalidParam."""
+    if n != 1 and params.n not in (1, n):
+        raise InvalidParam("n", n, f"the n of its params ({params.n}), or to be said once")
+    return {
+        "params": params, "n": n if n != 1 or isinstance(n, bool) else params.n, "priority": params.priority,
+        "include_stop": params.include_stop_str_in_output, "skip_special": params.skip_special_tokens,
+        "last": params.truncate_prompt_tokens,
+    }  # fmt: skip
+
+
+def one_text_ask(prompt: PromptInput, params: SamplingParams | None = None) -> list[TextAsk]:
     """The ask of `LLM.stream`. Raises InvalidParam for several prompts."""
     asks = text_asks(prompt, params)
     if len(asks) != 1:
@@ -299,7 +336,7 @@ def chat_asks(
     choice = as_choice(tool_choice)
     return [
         ChatAsk(
-            messages=conversation, params=one, tools=tools, n=n, tool_choice=choice, adapter=name,
+            messages=conversation, tools=tools, tool_choice=choice, adapter=name, **_of_params(one, n),
             template_options=template_options or {}, add_generation_prompt=not continue_final_message,
             continue_final=continue_final_message,
         )

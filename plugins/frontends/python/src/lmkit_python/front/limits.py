@@ -16,12 +16,15 @@ TEMPLATE_SLACK = 2  # times the context that texts may have which a template lea
 
 
 class ContextTooLong(RequestTooLarge):
+    """The prompt leaves no room for an output. Clients know the code and the wording, which are OpenAI's."""
+
     code = "context_length_exceeded"
 
-    def __init__(self, num_prompt: int, max_tokens: int, limit: int, message: str) -> None:
-        super().__init__(
-            "prompt", num_prompt + max_tokens, limit, message, fix="shorten the prompt or lower max_tokens"
-        )
+    def __init__(self, num_prompt: int, limit: int, more: bool = False) -> None:
+        """`more`: the prompt has more than `num_prompt` tokens, and nobody counted how many."""
+        num = f"{'more than ' if more else ''}{num_prompt}"
+        message = f"This model's maximum context length is {limit} tokens. However, your prompt has {num} tokens"
+        super().__init__("prompt", num_prompt, limit, message, fix="please reduce the length of the prompt")
 
 
 def context_limit(facts: EngineFacts) -> int:
@@ -29,31 +32,28 @@ def context_limit(facts: EngineFacts) -> int:
     return min(facts.max_length, facts.num_kv_tokens or facts.max_length)
 
 
-def check_prompt(
-    token_ids: Sequence[int], facts: EngineFacts, max_tokens: int | None, default: int | None = None
-) -> int:
-    """The number of tokens that may be generated. Raises RequestError: an over-long prompt is never truncated.
-
-    `default`: for asks without max_tokens; None = all that fits.
-    """
-    limit = context_limit(facts)
-    num = len(token_ids)
-    if num == 0:
+def check_ids(token_ids: Sequence[int], facts: EngineFacts) -> None:
+    """Raises InvalidParam for a prompt without tokens, or with one that the model does not have."""
+    if not token_ids:
         raise InvalidParam("prompt", "", "at least one token")
     if facts.vocab_size and (worst := max(token_ids)) >= facts.vocab_size:
         raise InvalidParam("prompt", worst, f"token ids below {facts.vocab_size}")
+
+
+def check_prompt(
+    token_ids: Sequence[int], facts: EngineFacts, max_tokens: int | None, default: int | None = None
+) -> int:
+    """The number of tokens that may be generated: `max_tokens`, or as many as the prompt leaves room for.
+
+    `default`: for asks without max_tokens; None = all that fits. Raises RequestError: an over-long prompt is never cut.
+    """
+    limit = context_limit(facts)
+    num = len(token_ids)
+    check_ids(token_ids, facts)
     room = limit - num
     if room < 1:
-        raise ContextTooLong(
-            num, 1, limit, f"the prompt has {num} tokens, and prompt and output together may have {limit}"
-        )
-    if max_tokens is not None and max_tokens > room:
-        message = (
-            f"the prompt has {num} tokens and max_tokens is {max_tokens}, together {num + max_tokens}; "
-            f"the limit is {limit}"
-        )
-        raise ContextTooLong(num, max_tokens, limit, message)
-    return max_tokens if max_tokens is not None else min(room, default or room)
+        raise ContextTooLong(num, limit)
+    return min(room, max_tokens or default or room)
 
 
 def check_texts(tokenizer: Tokenizer, texts: Iterable[str], facts: EngineFacts, slack: int = 1) -> None:
@@ -63,8 +63,7 @@ def check_texts(tokenizer: Tokenizer, texts: Iterable[str], facts: EngineFacts, 
     """
     limit = context_limit(facts)
     if longer_than(tokenizer, texts, slack * limit):
-        num = 2 * slack * limit
-        raise ContextTooLong(num, 1, limit, f"the prompt has more than {num} tokens; the limit is {limit}")
+        raise ContextTooLong(2 * slack * limit, limit, more=True)
 
 
 def strings(value: object) -> Iterator[str]:

@@ -6,26 +6,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-from lmkit.api import Pooled, Reasoning, Text, TokenLogprob, ToolArgs, ToolStart
+from lmkit.api import Pooled, Reasoning, Text, TokenLogprob, ToolArgs, ToolEnd, ToolStart
 from lmkit.text.stream import Finish, Logprobs, OutputEvent
 
 
 @dataclass(slots=True)
 class ToolCall:
-    """`arguments` is the JSON text that the model wrote."""
+    """A tool call of an answer. `arguments` is the JSON text that the model wrote.
+
+    `complete` is False for a call that the model did not close: its arguments are cut, do not parse, and must not be
+    executed.
+    """
 
     id: str
     name: str
     arguments: str = ""
+    complete: bool = True
 
 
 class CallChange(msgspec.Struct):
-    """What one change adds to the call `index`: its beginning (`id` and `name`), text of its arguments, or both."""
+    """What one change adds to the call `index`: its beginning (`id` and `name`), text of its arguments, or that the
+    model has closed it (`complete`)."""
 
     index: int
     id: str | None = None
     name: str | None = None
     arguments: str = ""
+    complete: bool = False
 
 
 class Change(msgspec.Struct):
@@ -55,9 +62,9 @@ def change_of(events: Sequence[OutputEvent]) -> Change:
             case ToolStart(index, id, name):
                 change.calls.append(CallChange(index, id, name))
             case ToolArgs(index, fragment):
-                if not change.calls or change.calls[-1].index != index:
-                    change.calls.append(CallChange(index))
-                change.calls[-1].arguments += fragment
+                _call_of(change, index).arguments += fragment
+            case ToolEnd(index):
+                _call_of(change, index).complete = True
             case Logprobs(entries, offsets):
                 change.logprobs += entries
                 change.offsets += offsets
@@ -66,6 +73,12 @@ def change_of(events: Sequence[OutputEvent]) -> Change:
             case Finish():
                 change.finish = event
     return change
+
+
+def _call_of(change: Change, index: int) -> CallChange:
+    if not change.calls or change.calls[-1].index != index:
+        change.calls.append(CallChange(index))
+    return change.calls[-1]
 
 
 @dataclass(slots=True)
@@ -77,6 +90,7 @@ class Part:
     name: str = ""
     pieces: list[str] = field(default_factory=list)  # of the text, or of the arguments
     first: int = 0  # of its log-probabilities, among those of the message
+    complete: bool = True  # False: a call that the model has not closed
 
     @property
     def text(self) -> str:
@@ -108,9 +122,12 @@ class Message:
         self._grow("content", change.content)
         for call in change.calls:
             if call.id is not None:
-                self._calls.append(Part("call", call.id, call.name or ""))
+                self._calls.append(Part("call", call.id, call.name or "", complete=False))
                 self.parts.append(self._calls[-1])
-            self._calls[call.index].pieces.append(call.arguments)
+            part = self._calls[call.index]
+            if call.arguments:
+                part.pieces.append(call.arguments)
+            part.complete = part.complete or call.complete
         self.logprobs += change.logprobs
         self.offsets += change.offsets
         self.pooled = change.pooled or self.pooled
@@ -135,4 +152,4 @@ class Message:
 
     @property
     def calls(self) -> list[ToolCall]:
-        return [ToolCall(part.id, part.name, part.text) for part in self._calls]
+        return [ToolCall(part.id, part.name, part.text, part.complete) for part in self._calls]

@@ -7,7 +7,17 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from lmkit.api import EngineRequest, InvalidParam, PoolingParams, RequestError, SamplingParams, UnsupportedTask
+from lmkit.api import (
+    EngineRequest,
+    InvalidParam,
+    PoolingParams,
+    RequestError,
+    SamplingParams,
+    TemplateFailed,
+    Tokenizer,
+    UnsupportedTask,
+    blaming,
+)
 from lmkit.prompts import shown
 
 from lmkit_python.front.ask import (
@@ -21,7 +31,7 @@ from lmkit_python.front.ask import (
     UnsupportedField,
     VectorAsk,
 )
-from lmkit_python.front.limits import TEMPLATE_SLACK, check_prompt, check_texts, strings
+from lmkit_python.front.limits import TEMPLATE_SLACK, ContextTooLong, check_ids, check_prompt, check_texts, strings
 from lmkit_python.front.message import Message
 
 if TYPE_CHECKING:
@@ -50,7 +60,20 @@ class Turn:
 
 
 def prepare(text: TextSide, facts: EngineFacts, ask: Ask, id: str) -> list[Turn]:
-    """The turns of an ask, whose requests are called `id`-0, `id`-1, ... Raises RequestError."""
+    """The turns of an ask, whose requests are called `id`-0, `id`-1, ... Raises RequestError, or PluginError."""
+    try:
+        with blaming(text.choices):
+            return _prepare(text, facts, ask, id)
+    except RequestError as error:
+        if error.field == "prompt":
+            error.field = ask.prompt_field
+            if error.message.startswith("prompt: "):
+                error.message = f"{ask.prompt_field}: {error.message.removeprefix('prompt: ')}"
+                error.args = (error.message,)
+        raise
+
+
+def _prepare(text: TextSide, facts: EngineFacts, ask: Ask, id: str) -> list[Turn]:
     if isinstance(ask, PoolAsk):
         return _pool(text, facts, ask, id)
     if isinstance(ask, ScoreAsk):
@@ -100,10 +123,13 @@ def expand(params: SamplingParams, n: int, scores_each: bool = False) -> list[Sa
 
 def rendered(text: TextSide, ask: ChatAsk) -> str:
     """The prompt that the chat template makes of a conversation, for `TextSide.encode_prompt`. Raises RequestError."""
-    return text.render_chat(
-        ask.messages, ask.tools, _template_options(text, ask), ask.add_generation_prompt, ask.continue_final,
-        ask.documents,
-    )  # fmt: skip
+    options = _template_options(text, ask)
+    try:
+        return text.render_chat(
+            ask.messages, ask.tools, options, ask.add_generation_prompt, ask.continue_final, ask.documents
+        )
+    except TemplateFailed as error:
+        raise error.renamed(ask.places) from error
 
 
 def _chat(text: TextSide, facts: EngineFacts, ask: ChatAsk, id: str) -> list[Turn]:
@@ -114,23 +140,27 @@ def _chat(text: TextSide, facts: EngineFacts, ask: ChatAsk, id: str) -> list[Tur
     check_texts(text.tokenizer, given, facts, TEMPLATE_SLACK)
     prompt = rendered(text, ask)
     check_texts(text.tokenizer, [prompt], facts, TEMPLATE_SLACK if ask.last else 1)
-    token_ids = text.encode_prompt(prompt, add_special=False)[-(ask.last or 0) :]
+    token_ids = text.encode_prompt(prompt, add_special=False)[-_last(ask, facts) :]
     room = check_prompt(token_ids, facts, ask.params.max_tokens, ask.default_tokens)
-    params = replace(ask.params, max_tokens=room)
+    params = replace(_with_words(text.tokenizer, ask.params), max_tokens=room)
     tail = text.prompt_tail(prompt, ask.final_text)
-    if ask.thinking_budget is not None and text.reasoning_format is None:
-        raise UnsupportedField("thinking_token_budget", "no reasoning parser is chosen for this model")
+    budget = ask.thinking_budget
+    if budget is not None and text.reasoning_format is None:
+        if ask.dropped is None:
+            raise UnsupportedField("thinking_token_budget", "no reasoning parser is chosen for this model")
+        ask.dropped.add("thinking_token_budget")  # what does not think keeps to every budget
+        budget = None
     constrained_by = ask.grammar_field if params.grammar is not None else "tools"
     params, constrained = text.constrain(
         params, tail, options, ask.tool_defs, ask.tool_choice,
-        parallel=ask.parallel_calls, thinking_budget=ask.thinking_budget,
+        parallel=ask.parallel_calls, thinking_budget=budget,
     )  # fmt: skip
 
     def stream(params: SamplingParams) -> OutputStream:
         return text.output_stream(
             params, tail, ask.tool_defs, prompt_ids=token_ids, continued=ask.continue_final,
             include_stop=ask.include_stop, skip_special=ask.skip_special, single_call=not ask.parallel_calls,
-            constrained=constrained,
+            constrained=constrained, whole_calls=ask.whole_calls,
         )  # fmt: skip
 
     read = shown(prompt)
@@ -142,16 +172,17 @@ def _chat(text: TextSide, facts: EngineFacts, ask: ChatAsk, id: str) -> list[Tur
 
 def _text(text: TextSide, facts: EngineFacts, ask: TextAsk, id: str) -> list[Turn]:
     turns: list[Turn] = []
+    params = _with_words(text.tokenizer, ask.params)
     for prompt in ask.prompts:
         if isinstance(prompt, str):
             check_texts(text.tokenizer, [prompt], facts, TEMPLATE_SLACK if ask.last else 1)
             token_ids = text.encode_prompt(prompt, add_special=ask.add_special)
         else:
             token_ids = list(prompt)
-        token_ids = token_ids[-(ask.last or 0) :]
+        token_ids = token_ids[-_last(ask, facts) :]
         room = check_prompt(token_ids, facts, ask.params.max_tokens, ask.default_tokens)
         read = prompt if isinstance(prompt, str) else text.decode_all(token_ids) if ask.shows_prompts else None
-        for request in _requests(ask, id, len(turns), token_ids, replace(ask.params, max_tokens=room)):
+        for request in _requests(ask, id, len(turns), token_ids, replace(params, max_tokens=room)):
             stream = text.output_stream(
                 request.params, parse=False, prompt_ids=token_ids, include_stop=ask.include_stop,
                 skip_special=ask.skip_special,
@@ -161,6 +192,29 @@ def _text(text: TextSide, facts: EngineFacts, ask: TextAsk, id: str) -> list[Tur
         for turn in turns:
             turn.request.resume = False
     return turns
+
+
+def _last(ask: GenerateAsk, facts: EngineFacts) -> int:
+    """How many tokens at the end of a prompt are read; 0: all."""
+    if ask.last != -1:
+        return ask.last or 0
+    wanted = ask.params.max_tokens
+    return facts.max_length - (wanted if wanted and wanted < facts.max_length else 1)
+
+
+def _with_words(tokenizer: Tokenizer, params: SamplingParams) -> SamplingParams:
+    """The params with their words and allowed tokens in the form that logits processors read. Raises InvalidParam."""
+    # as it is written where a text begins, and after a blank
+    forms = [tuple(tokenizer.encode(f"{blank}{word.lstrip()}", add_special=False))
+             for word in params.bad_words for blank in ("", " ")]  # fmt: skip
+    ids: dict[str, list[Any]] = {"bad_words": [list(form) for form in dict.fromkeys(forms) if form],
+           "allowed_token_ids": list(params.allowed_token_ids)}  # fmt: skip
+    extra = dict(params.extra)
+    for name in [name for name, value in ids.items() if value]:
+        if name in extra:
+            raise InvalidParam(name, getattr(params, name), f"left out where extra has {name}")
+        extra[name] = {"ids": ids[name]}
+    return replace(params, extra=extra, bad_words=(), allowed_token_ids=()) if extra != params.extra else params
 
 
 def _requests(
@@ -189,7 +243,12 @@ def _pool(text: TextSide, facts: EngineFacts, ask: PoolAsk, id: str) -> list[Tur
     params = ask.params or PoolingParams(pooler.task if pooler is not None else "embed")
     if pooler is None or params.task not in pooler.tasks:
         raise UnsupportedTask(params.task, _tasks(facts))
-    return _vectors(text, facts, ask, id, ask.prompts, params, ask.add_special)
+    if ask.chat is None:
+        return _vectors(text, facts, ask, id, ask.prompts, params, ask.add_special)
+    check_texts(text.tokenizer, strings(ask.chat.messages), facts, TEMPLATE_SLACK)
+    prompt = rendered(text, ask.chat)
+    token_ids = text.encode_prompt(prompt, add_special=ask.add_special, limit=ask.limit)
+    return [_vector_turn(text, facts, ask, f"{id}-0", 0, shown(prompt), token_ids, params)]
 
 
 def _score(text: TextSide, facts: EngineFacts, ask: ScoreAsk, id: str) -> list[Turn]:
@@ -204,7 +263,7 @@ def _score(text: TextSide, facts: EngineFacts, ask: ScoreAsk, id: str) -> list[T
     for query, document in ask.pairs:
         token_ids, second = text.encode_pair(query, document, limit=ask.limit)
         params = PoolingParams("classify", activation=ask.activation, second=second)
-        turns.append(_vector_turn(text, ask, f"{id}-{len(turns)}", len(turns), None, token_ids, params))
+        turns.append(_vector_turn(text, facts, ask, f"{id}-{len(turns)}", len(turns), None, token_ids, params))
     return turns
 
 
@@ -212,7 +271,9 @@ def _vectors(
     text: TextSide, facts: EngineFacts, ask: VectorAsk, id: str, prompts: Sequence[Prompt], params: PoolingParams,
     add_special: bool = True,
 ) -> list[Turn]:  # fmt: skip
-    """A turn for each prompt."""
+    """A turn for each prompt: of texts with what the checkpoint puts before them."""
+    before = facts.pooler.prompt if facts.pooler is not None else ""
+    prompts = [before + prompt if isinstance(prompt, str) else prompt for prompt in prompts]
     _check_uncut(text, facts, ask, prompts)
     turns: list[Turn] = []
     for i, prompt in enumerate(prompts):
@@ -221,13 +282,17 @@ def _vectors(
         else:
             token_ids = list(prompt)[: ask.limit]
         read = prompt if isinstance(prompt, str) else None
-        turns.append(_vector_turn(text, ask, f"{id}-{i}", i, read, token_ids, params))
+        turns.append(_vector_turn(text, facts, ask, f"{id}-{i}", i, read, token_ids, params))
     return turns
 
 
 def _vector_turn(
-    text: TextSide, ask: VectorAsk, id: str, index: int, read: str | None, token_ids: list[int], params: PoolingParams
-) -> Turn:
+    text: TextSide, facts: EngineFacts, ask: VectorAsk, id: str, index: int, read: str | None, token_ids: list[int],
+    params: PoolingParams,
+) -> Turn:  # fmt: skip
+    check_ids(token_ids, facts)
+    if len(token_ids) > facts.max_length:
+        raise ContextTooLong(len(token_ids), facts.max_length)
     request = EngineRequest(
         id, token_ids, SamplingParams(), ask.priority, monotonic(), ask.adapter, ask.salt, pooling=params
     )
@@ -259,17 +324,24 @@ def _check_tools(text: TextSide) -> None:
 
 
 def _template_options(text: TextSide, ask: ChatAsk) -> Mapping[str, Any]:
-    """Variables of the template. An effort is one of them, or turns thinking on or off. Raises UnsupportedField."""
-    given = dict(ask.template_options)
+    """The variables of the template: the ask's options, and its effort, which is one of them or turns thinking on or
+    off. What the template does not read is dropped, where the ask allows that. Raises RequestError."""
+    variables = text.renderer.options if text.renderer is not None else frozenset()
+    options = dict(ask.template_options)
+    if ask.dropped is not None and text.renderer is not None:
+        ask.dropped.update(f"chat_template_kwargs.{name}" for name in options if name not in variables)
+        options = {name: value for name, value in options.items() if name in variables}
     if ask.effort is None:
-        return given
-    options = text.renderer.options if text.renderer is not None else frozenset()
-    if "reasoning_effort" in options:
-        return {"reasoning_effort": ask.effort, **given}
+        return options
+    if "reasoning_effort" in variables:
+        return {"reasoning_effort": ask.effort, **options}
     named = getattr(text.reasoning_format, "switch", ())
-    switch = next((s for s in (*named, "enable_thinking", "thinking") if s in options), None)
-    if switch is None:
-        raise UnsupportedField("reasoning_effort", "the chat template of this model knows no reasoning effort")
-    if ask.effort not in EFFORTS:
-        raise InvalidParam("reasoning_effort", ask.effort, f"one of {', '.join(EFFORTS)}")
-    return {switch: ask.effort != "none", **given}
+    switch = next((s for s in (*named, "enable_thinking", "thinking") if s in variables), None)
+    if switch is not None and ask.effort in EFFORTS:
+        return {switch: ask.effort != "none", **options}
+    if switch is not None:
+        raise InvalidParam(ask.effort_field, ask.effort, f"one of {', '.join(EFFORTS)}")
+    if ask.dropped is None:
+        raise UnsupportedField(ask.effort_field, "the chat template of this model knows no reasoning effort")
+    ask.dropped.add(ask.effort_field)
+    return options

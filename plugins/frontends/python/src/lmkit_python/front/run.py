@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lmkit.engine.shared import SharedCore
 
 _EVENT_BYTES, _LOGPROB_BYTES = 500, 120  # of memory
+_TOKEN_BYTES, _ENTRY_BYTES = 50, 240  # of memory: a token with its text, a log-probability with its JSON
 _ABORTED = ErrorInfo("aborted", "the request was aborted", status=503, retryable=True)
 _ENDED = ErrorInfo("engine", "the engine ended the stream without a reason")
 
@@ -58,6 +59,17 @@ class Generation:
         self._ready: asyncio.Queue[tuple[Turn, list[OutputEvent]] | Exception] = asyncio.Queue()
         top = max((turn.request.params.logprobs or 0 for turn in self.turns), default=0)
         self._event_bytes = _EVENT_BYTES + _LOGPROB_BYTES * top
+        self.reserved = 0  # bytes of memory that the known part of the answer will take
+
+    @property
+    def tenant(self) -> str:
+        """On whose account it is."""
+        return self.turns[0].request.tenant if self.turns else ""
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory that the answer takes so far or has reserved, roughly; 0 once it has failed."""
+        return 0 if self._error is not None else max(self.reserved, sum(map(_held_bytes, self.turns)))
 
     @property
     def backlog(self) -> int:
@@ -150,6 +162,13 @@ class Generation:
         if self._meter is not None:
             self._meter.token(turn, event, events)
         return events
+
+
+def _held_bytes(turn: Turn) -> int:
+    params, stream = turn.request.params, turn.stream
+    entries = len(stream.logprobs) * (1 + (params.logprobs or 0))
+    entries += len(stream.prompt_logprobs) * (1 + (params.prompt_logprobs or 0))
+    return stream.usage.completion_tokens * _TOKEN_BYTES + entries * _ENTRY_BYTES
 
 
 def play(

@@ -1,0 +1,1 @@
+"""Which blocks the cache has, published for routers."""
